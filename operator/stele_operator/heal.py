@@ -43,7 +43,7 @@ class Healer:
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self.progress: tuple[Progress, ...] = ()
         self.more = False
-        """Whether leaders still moved in the last round, or may move in a moment, so that the next pass should come soon."""
+        """Whether the next pass should come soon: leaders moved in the last round or may move in a moment, or copies are compared."""
         self._heals = Heals()
         self._leaders = LeaderMoves()
         self._movings = Movings()
@@ -83,13 +83,13 @@ class Healer:
         Returns why the driver could not work, or "".
         """
         self.more = False
-        self._news += compared(link.compare_copies(), names)
+        self._news += compared(link.copies_compared(), names)
         if view is None or policy is None:
             if self._done:
                 self._news += self._heals.over(names, self._now_s())
                 self._news += self._movings.over(self._now_s())
             self._news += self._leaders.over(names, self._now_s())
-            await link.driver.release()
+            self.more = await link.rest(policy is not None)  # what a comparison finds is told soon
             return ""
         began_s = self._now_s()
         try:

@@ -7,12 +7,11 @@ or to another copy of this one, the call is refused.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from stele.driver.asking import ask_nodes
-from stele.driver.copy_checks import WAITING_MAX, CopyCheck, CopyChecks
+from stele.driver.copy_checks import CopyCheck
 from stele.driver.executor import MASTERS_ROUNDS, MASTERS_TIMEOUT_S, Executor
 from stele.driver.keeping import Kept, ViewKeeper, pages_of
 from stele.driver.policy import StandingPolicy
@@ -60,22 +59,34 @@ class MasterLink:
         self._steady = Steady()
         self._tables: dict[bytes, tuple[master_pb2.TableInfoPB, Table]] = {}
         """Each table as it was told, and as it was converted."""
-        self.driver = Executor(self._pool, (), holder=holder, keeper=self._keeper)
-        self._compared: deque[CopyCheck] = deque(maxlen=WAITING_MAX)
-        self._checks = CopyChecks(self._pool, self._compared.append)
+        self._compared: list[CopyCheck] = []
+        self.driver = Executor(
+            self._pool, (), holder=holder, keeper=self._keeper, on_copy=self._compared.append
+        )
         self._formed: dict[tuple[str, int], MasterReport] = {}
         self._view: ClusterView | None = None
         """The newest view."""
 
     async def close(self) -> None:
         """Release the driver's claim and close the connections."""
-        await self.driver.release()
-        await self._checks.close()
+        await self.driver.close()
         await self._pool.close()
 
-    def compare_copies(self) -> list[CopyCheck]:
-        """Have the driver's new replicas compared with other voters. Returns what was found since the last call."""
-        self._checks.add(self.driver.take_made())
+    async def rest(self, may_drive: bool) -> bool:
+        """Nothing is to be healed or moved: have the replicas that wait for it compared with other voters, if the operator may
+        drive. Release the claim while none is compared. Returns whether one is.
+        """
+        if not may_drive:
+            await self.driver.close()
+            return False
+        if self._view is not None:
+            await self.driver.compare_copies(self._view)
+        if not self.driver.checks.busy:
+            await self.driver.release()
+        return self.driver.checks.busy
+
+    def copies_compared(self) -> list[CopyCheck]:
+        """What comparisons of replicas have found since the last call."""
         found = list(self._compared)
         self._compared.clear()
         return found

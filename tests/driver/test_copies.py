@@ -11,6 +11,7 @@ from stele.driver.policy import Policy
 from stele.driver.steps import BeginIntent, CancelCopy, RemovePeer, StartCopy, Step, WaitCopy
 from stele.driver.trials import NO_TRIALS, STALL_MS, TRIES, CopyMemory, Trials
 from stele.driver.view import ClusterView, CopyView
+from stele.model.copies import CopyRecord
 from stele.model.ids import NodeId
 from tests.driver.model import Cluster
 from tests.driver.model_parts import POLICY, ModelTablet, node_name
@@ -165,3 +166,20 @@ def test_what_failed_is_not_forgotten_where_one_look_finds_no_report() -> None:
     without = tuple(r for r in tablet.replicas if r.replica_id != world.replica_id)
     world.memory.look(replace(view, tablets=(replace(tablet, replicas=without),)), world.now_ms)
     assert world.trials().of(tablet.tablet_id, world.replica_id) == TRIES
+
+
+def test_no_copy_is_made_from_a_replica_that_holds_other_rows() -> None:
+    world = Copying(begun=1)
+
+    def source(*doubted: str) -> NodeId:
+        view = world.view()
+        peers = [world.tablet.config.peer_on(node_id) for node_id in doubted]
+        copies = tuple(CopyRecord(p.replica_id, other_id=9, rows=1) for p in peers if p is not None)
+        (tablet,) = view.tablets
+        step = plan(replace(view, tablets=(replace(tablet, copies=copies),)), POLICY)[0]
+        assert isinstance(step, StartCopy)
+        return step.source_node
+
+    assert source() == source(world.other) == world.leader
+    assert source(world.leader) == world.other
+    assert source(world.leader, world.other) == world.leader, "nobody knows which one is right"

@@ -242,8 +242,12 @@ class Rounds:
     async def release(self) -> None:
         self.count = 0
 
-    def compare_copies(self) -> list[CopyCheck]:
+    def copies_compared(self) -> list[CopyCheck]:
         return []
+
+    async def rest(self, may_drive: bool) -> bool:
+        await self.release()
+        return False
 
 
 @pytest.mark.parametrize("copying", [False, True])

@@ -34,8 +34,12 @@ class Link:
 
     driver: Executor
 
-    def compare_copies(self) -> list[CopyCheck]:
+    def copies_compared(self) -> list[CopyCheck]:
         return []
+
+    async def rest(self, may_drive: bool) -> bool:
+        await self.driver.release()
+        return False
 
 
 @dataclass

@@ -189,6 +189,11 @@ def templates(
         "EndIntent": master_pb2.EndIntentRequest(
             epoch=epoch, tablet_id=tablet, replica_id=9, committed_config=config
         ),
+        "RecordCheck": master_pb2.RecordCheckRequest(
+            epoch=epoch,
+            tablet_id=tablet,
+            copy=master_pb2.CopyRecordPB(replica_id=1, other_replica=2, rows=1, checksum=1, other_rows=2),
+        ),
         "RegisterNode": master_pb2.RegisterNodeRequest(node_id=mine, role="node", name="x"),
         "SetNodeState": master_pb2.SetNodeStateRequest(node_id=nobody, state=master_pb2.ACTIVE),
         "ConfirmFormation": master_pb2.ConfirmFormationRequest(

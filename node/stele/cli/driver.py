@@ -145,8 +145,8 @@ def show_check(check: CopyCheck, as_json: bool) -> None:
     (rows, checksum), (other_rows, other_checksum) = check.sums
     told = {
         "step": "Compared", "tablet": check.made.tablet_id, "table": check.made.table_name, "node": check.made.new.node_id,
-        "with": check.other.node_id, "equal": None if check.problem else check.equal, "snapshot": str(check.snapshot),
-        "rows": rows, "checksum": f"{checksum:016x}", "otherRows": other_rows, "otherChecksum": f"{other_checksum:016x}",
+        "with": check.other.node_id, "equal": None if check.problem else check.equal, "snapshot": str(check.record.snapshot),
+        "index": check.record.index, "rows": rows, "checksum": f"{checksum:016x}", "otherRows": other_rows, "otherChecksum": f"{other_checksum:016x}",
         "error": check.problem or None, "cause": check.made.cause or None,
     }  # fmt: skip
     show_json(told, one_line=True)

@@ -14,7 +14,7 @@ from stele.cli.errors import NO, OK
 from stele.cli.health import cluster_health, show_unhealthy, warn_unsettled
 from stele.cli.options import json_option, masters_option, timeout_option, with_client
 from stele.cli.output import say, short, show_json, show_table
-from stele.model.amounts import byte_size
+from stele.model.amounts import byte_size, plural
 from stele.model.ids import CATALOG_TABLET_ID
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def ksck(masters: str, as_json: bool, timeout_s: float) -> None:
     """Check the cluster: masters, nodes, tablets, changes under way.
 
     Exit code 1 means NOT HEALTHY, WARNING or HIBERNATES. NOT HEALTHY: a tablet is not healthy. WARNING: a node is silent,
-    its disk is nearly full so that it refuses writes, or its clock is wrong. A registered node that has never
+    its disk is nearly full so that it refuses writes, or its clock is wrong; or a new replica holds other rows than another voter. A registered node that has never
     started ("new") is named, but it is not a fault: no tablet needs it. HIBERNATES: its TabletCluster
     hibernates or wakes, so tablets and nodes may be away.
 
@@ -54,7 +54,8 @@ def show(health: ClusterHealth, *, as_json: bool = False) -> int:
         show_json({"healthy": health.healthy, **warnings, **asdict(health)})
     else:
         _print(health)
-    return OK if health.healthy and not (health.silent or health.low_on_disk or health.wrong_clocks) else NO
+    warned = health.silent or health.low_on_disk or health.wrong_clocks or health.differing
+    return OK if health.healthy and not warned else NO
 
 
 def _print(health: ClusterHealth) -> None:
@@ -92,6 +93,8 @@ def _print(health: ClusterHealth) -> None:
         say(f"{node.role} {node.label} {_low_disk_message(node)}")
     for node in health.wrong_clocks:
         say(f"{node.role} {node.label}: {node.clock_fault}; correct it with NTP")
+    for difference in health.differing:
+        say(difference)
     for node in health.new:
         pod = f"; `kubectl describe pod {node.name}` says what it waits for" if node.name else ""
         say(
@@ -109,7 +112,7 @@ def _print(health: ClusterHealth) -> None:
         say(f"HIBERNATES: {health.held}; this is not a fault: tablets serve once it is awake")
     elif not health.healthy:
         say("NOT HEALTHY")
-    elif health.silent or health.low_on_disk or health.wrong_clocks:
+    elif health.silent or health.low_on_disk or health.wrong_clocks or health.differing:
         of = f"of {len(nodes)} nodes and masters"
         warnings = (
             ("silent", health.silent),
@@ -117,6 +120,8 @@ def _print(health: ClusterHealth) -> None:
             ("with a wrong clock", health.wrong_clocks),
         )
         told = [f"{len(found)} {of} {fault}" for fault, found in warnings if found]
+        if health.differing:
+            told.append(f"{plural(len(health.differing), 'replica')} with other rows than another voter")
         say(f"WARNING: {', '.join(told)}, all tablets healthy")
     else:
         say("OK")

@@ -23,6 +23,7 @@ from stele.model.json_values import json_value
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient, TableInfo
+    from stele.client.copies import ReplicaCopy
     from stele.client.health import ClusterHealth
     from stele.client.sizes import Size
     from stele.model.column import Column
@@ -78,14 +79,19 @@ def describe(name: str, masters: str, as_json: bool) -> None:
     Example: stele table describe flights
     """
 
+    from stele.client.admin import cluster_view
+    from stele.client.copies import copies_in, differing, summed_up
+    from stele.client.health import examine
     from stele.client.sizes import size_of
 
-    async def work(client: AsyncClient) -> tuple[TableInfo, ClusterHealth, Size]:
-        found, health = await client.describe(name), await cluster_health(client)
+    async def work(client: AsyncClient) -> tuple[TableInfo, ClusterHealth, Size, list[ReplicaCopy]]:
+        found, view = await client.describe(name), await cluster_view(client.masters, timeout_s=10.0)
+        health, compared = examine(view), [c for c in copies_in(view) if c.table_name == name]
         tablets = [tablet for tablet in health.tablets if tablet.table_id == found.table_id]
-        return found, health, await size_of(client.pool, tablets, {n.node_id: n for n in health.nodes})
+        size = await size_of(client.pool, tablets, {n.node_id: n for n in health.nodes})
+        return found, health, size, compared
 
-    info, health, size = with_client(masters, work)
+    info, health, size, compared = with_client(masters, work)
     ready = health.ready(info.table_id)
     of_table = [tablet for tablet in health.tablets if tablet.table_id == info.table_id]
     if as_json:
@@ -94,7 +100,8 @@ def describe(name: str, masters: str, as_json: bool) -> None:
             "bytesOnDisk": size.bytes_on_disk,
             "tabletsUnknown": size.unknown,
         }
-        show_json(_as_json(info, ready) | {"size": sizes, "load": sum(tablet.load for tablet in of_table)})
+        more = {"size": sizes, "load": sum(tablet.load for tablet in of_table)}
+        show_json(_as_json(info, ready) | more | {"copies": [copy.to_json() for copy in compared]})
         return
     warn_unsettled(health)
     say(f"{info.name}: {info.kind}, {info.state}, {info.replication_factor} replicas, id {info.table_id}")
@@ -130,6 +137,10 @@ def describe(name: str, masters: str, as_json: bool) -> None:
         say(f"replication factor {info.replication_factor}: {counts}")
     address = {node.node_id: node.address for node in health.nodes}
     called = names_of_nodes(health)
+    if compared:
+        say(summed_up(compared))
+    for copy in differing(compared):
+        say(f"tablet {short(copy.tablet_id)}: {copy.in_words(called)}")
     show_table(
         ("tablet", "leader", "load", "replicas"),
         [

@@ -80,27 +80,31 @@ def describe(tablet: str, masters: str, as_json: bool) -> None:
     Example: stele tablet describe 9a2e41
     """
     from stele.client.admin import cluster_view, tablet_called, tablet_now
+    from stele.client.copies import copies_of
     from stele.client.health import examine
 
     async def work(
         client: AsyncClient,
-    ) -> tuple[master_pb2.TabletViewPB, master_pb2.TabletViewPB, ClusterHealth]:
+    ) -> tuple[master_pb2.TabletViewPB, master_pb2.TabletViewPB, ClusterHealth, int]:
         cluster = await cluster_view(client.masters)
         found = tablet_called(tablet, cluster)
         health = examine(cluster)
         known = {node.node_id: node for node in health.nodes}
-        return found, await tablet_now(client.pool, found, known), health
+        return found, await tablet_now(client.pool, found, known), health, cluster.now_us
 
-    view, now, health = with_client(masters, work)
+    view, now, health, now_us = with_client(masters, work)
     if as_json:
-        show_json(_as_json(now))
+        show_json(_as_json(now) | {"copies": [copy.to_json() for copy in copies_of(view, now_us)]})
     else:
-        _show(view, now, health)
+        _show(view, now, health, now_us)
 
 
-def _show(view: master_pb2.TabletViewPB, now: master_pb2.TabletViewPB, health: ClusterHealth) -> None:
+def _show(
+    view: master_pb2.TabletViewPB, now: master_pb2.TabletViewPB, health: ClusterHealth, now_us: int
+) -> None:
     """Print a tablet. `view`: the masters' view, which ksck judges by; `now`: the view with fresh reports
-    of its nodes."""
+    of its nodes. `now_us`: the masters' wall clock."""
+    from stele.client.copies import copies_of
     from stele.client.health import member_faults, state_name
     from stele.rpc.proto import common_pb2
 
@@ -119,6 +123,8 @@ def _show(view: master_pb2.TabletViewPB, now: master_pb2.TabletViewPB, health: C
         from stele.cli.recover import recovered_in_words
 
         say(recovered_in_words(view.recovery))
+    for copy in copies_of(view, now_us):
+        say(copy.in_words({node.node_id: node.label for node in health.nodes}))
     faults = member_faults(view, known)
     reports = {(r.node_id, r.status.replica_id): r for r in now.replicas}
     members = {(peer.node_id, peer.replica_id): peer for peer in view.committed_config.peers}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from stele.client.copies import copies_in, differing
 from stele.driver.progress import with_names
 from stele.driver.view import LEADERLESS_MS
 from stele.model.clock import CLOCK_OFF_MAX_US
@@ -146,6 +147,8 @@ class ClusterHealth:
     """Who waits for the change budget."""
     held: str = ""
     """Why nobody heals, in words, as the cluster hibernates or wakes; "": somebody may."""
+    differing: list[str] = field(default_factory=list)
+    """Replicas that heals and moves made and that hold other rows than another voter, in words."""
 
     @property
     def healthy(self) -> bool:
@@ -189,6 +192,7 @@ def examine(view: master_pb2.GetClusterViewResponse) -> ClusterHealth:
     """Examine the view tablet by tablet. Replicas on silent nodes count as lost."""
     nodes = [_node(pb) for pb in view.nodes]
     known = {node.node_id: node for node in nodes}
+    labels = {node.node_id: node.label for node in nodes}
     return ClusterHealth(
         cluster_id=id_from_pb(view.cluster_id),
         leader_master=id_from_pb(view.leader),
@@ -199,6 +203,10 @@ def examine(view: master_pb2.GetClusterViewResponse) -> ClusterHealth:
         holding=[_holder(pb, known) for pb in view.policy.holding],
         waiting=list(view.policy.waiting),
         held=view.policy.held,
+        differing=[
+            f"tablet {copy.tablet_id[:8]} of {copy.table_name}: {copy.in_words(labels)}"
+            for copy in differing(copies_in(view))
+        ],
     )
 
 

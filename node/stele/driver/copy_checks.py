@@ -1,7 +1,10 @@
-"""Compares a new replica with another voter of its tablet, once the change that made it has ended.
+"""Compares replicas that heals and moves made with other voters of their tablets, and has the masters record what was found.
 
-Started by `stele driver run` and by the operator; reads only. Both sum up their rows at one moment, which the leader has prepared. No row
-leaves a node. Invariants: One tablet at a time, and a rest as long as it took. A difference counts only if it is found three times.
+A part of the executor, so of each driver. The catalog says which replicas wait to be compared, so what one driver leaves the next
+one does. Both replicas sum up their rows at one moment, which the leader has prepared. No row leaves a node.
+
+Invariants: One tablet at a time, and a rest as long as it took. A difference counts only if it is found three times. It ends only
+once the replica holds the rows of all other voters.
 """
 
 from __future__ import annotations
@@ -10,18 +13,19 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
 
-from stele.driver.steps import EndIntent, Step
-from stele.driver.view import ClusterView
+from stele.driver.view import ClusterView, TabletView
+from stele.model.amounts import plural
 from stele.model.clock import from_physical_us
 from stele.model.config import MemberType
+from stele.model.copies import CopyRecord
 from stele.model.errors import Code, Retryable, SteleError
-from stele.model.ids import CATALOG_TABLET_ID
+from stele.model.ids import CATALOG_TABLET_ID, TabletId
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_to_pb
 from stele.rpc.errors import error_from_pb
@@ -30,12 +34,17 @@ from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 
 log = structlog.get_logger("stele.driver")
 
-WAITING_MAX = 20_000
 _PREPARE_TIMEOUT_S = 5.0
 _SUM_TIMEOUT_S = 600.0
 _TRIES = 3
 _REST_S = 0.2
 _AGAIN_S = 1.0
+_LATER_S = (10.0, 600.0)
+"""The pauses after a comparison that failed: the first, and the longest. Each is twice the one before."""
+_DIFFERED_S = 600.0
+"""The pause after a difference was recorded. A change of members ends it."""
+_RECORDED_S = 60.0
+"""So long after a record the masters' view has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,29 +58,46 @@ class Voter:
 
 @dataclass(frozen=True, slots=True)
 class CopyMade:
-    """A replica that became a voter. `others`: the other voters, the leader first."""
+    """A replica to be compared. `others`: the other voters, the leader first. `differed`: it did, when it was compared last."""
 
-    tablet_id: str
+    tablet_id: TabletId
     table_name: str
     new: Voter
     others: tuple[Voter, ...]
     cause: str = ""
+    differed: bool = False
+    config_index: int = -1
+
+
+Sum = tuple[int, int]
+"""(rows, checksum) of a replica at a moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyCheck:
-    """What a comparison found. `snapshot`: its moment, a hybrid time. `sums`: (rows, checksum) of the new replica and of the other.
-    `problem`: why nobody knows."""
+    """What a comparison found.
+
+    Attributes:
+        made: The replica.
+        other: The voter that it was compared with; of several, one that holds other rows if there is one.
+        moment: The hybrid time of the sums; of a key space, the log index.
+        sums: Of the replica, and of `other`.
+        by_index: Whether `moment` is a log index.
+        further: The sums of further voters that were asked.
+        problem: Why nobody knows; "" if somebody does.
+    """
 
     made: CopyMade
     other: Voter
-    snapshot: int = 0
-    sums: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
+    moment: int = 0
+    sums: tuple[Sum, Sum] = ((0, 0), (0, 0))
+    by_index: bool = False
+    further: Mapping[Voter, Sum] = field(default_factory=dict)
     problem: str = ""
 
     @property
     def equal(self) -> bool:
-        """Whether both answered, and alike."""
+        """Whether all that were asked answered, and alike."""
         return not self.problem and self.sums[0] == self.sums[1]
 
     @property
@@ -80,55 +106,135 @@ class CopyCheck:
         return not self.problem and self.sums[0] != self.sums[1]
 
     @property
+    def record(self) -> CopyRecord:
+        """What the catalog is to keep of it."""
+        (rows, total), (other_rows, other_total) = self.sums
+        return CopyRecord(
+            self.made.new.replica_id,
+            self.made.cause,
+            self.other.replica_id,
+            snapshot=0 if self.by_index else self.moment,
+            index=self.moment if self.by_index else 0,
+            rows=rows,
+            checksum=total,
+            other_rows=other_rows,
+            other_checksum=other_total,
+        )
+
+    @property
     def said(self) -> str:
         """The result as a sentence for people."""
         made, ((rows, total), (other_rows, other_total)) = self.made, self.sums
         where = f"tablet {made.tablet_id[:8]} of {made.table_name}, replica {made.new.replica_id} on node {made.new.node_id[:8]}"
+        what = "key" if self.by_index else "row"
         if self.problem:
             return f"{where}: not compared: {self.problem}"
         if self.equal:
-            return f"{where}: {rows:,} rows with checksum {total:016x}, as on node {self.other.node_id[:8]}"
+            return f"{where}: {plural(rows, what)} with checksum {total:016x}, as on node {self.other.node_id[:8]}"
         return (
-            f"{where}: {rows:,} rows with checksum {total:016x}, but node {self.other.node_id[:8]} has {other_rows:,} with "
-            f"{other_total:016x}; `stele table verify {made.table_name}` compares all its replicas"
+            f"{where}: {plural(rows, what)} with checksum {total:016x}, but node {self.other.node_id[:8]} has {other_rows:,} with "
+            f"{other_total:016x}{self._further()}; {self._advice()}"
+        )
+
+    def _further(self) -> str:
+        told = []
+        for voter, found in self.further.items():
+            like = {self.sums[1]: self.other, self.sums[0]: self.made.new}.get(found)
+            holds = (
+                f"as node {like.node_id[:8]}" if like is not None else f"{found[0]:,} with {found[1]:016x}"
+            )
+            told.append(
+                f", and node {voter.node_id[:8]} {'holds the same ' if like is not None else 'has '}{holds}"
+            )
+        return "".join(told)
+
+    def _advice(self) -> str:
+        made = self.made
+        move = f"`stele tablet move {made.tablet_id[:8]} --from NODE --to NODE`"
+        if self.further and set(self.further.values()) == {self.sums[1]}:
+            return f"{move} replaces the replica on node {made.new.node_id[:8]}"
+        if self.by_index:
+            return f"once you know which one is right, {move} replaces the other one"
+        return (
+            f"`stele table verify {made.table_name}` compares all its replicas; {move} replaces a wrong one"
         )
 
 
-def copies_made(steps: Iterable[Step], view: ClusterView) -> list[CopyMade]:
-    """The replicas of tables that became voters, by the steps that a driver has carried out on this view."""
-    found = []
-    for step in steps:
-        tablet = view.tablet(step.tablet_id) if isinstance(step, EndIntent) else None
-        if tablet is None or not isinstance(step, EndIntent) or tablet.tablet_id == CATALOG_TABLET_ID:
-            continue
-        voters = [
-            Voter(peer.replica_id, peer.node_id, node.address)
-            for peer in tablet.config.peers
-            if peer.member_type is MemberType.VOTER and (node := view.node(peer.node_id)) is not None
-        ]
-        new = [voter for voter in voters if voter.replica_id == step.replica_id]
-        others = sorted(
-            (voter for voter in voters if voter.replica_id != step.replica_id),
-            key=lambda voter: voter.node_id != tablet.leader_node,
-        )
-        if new and others:
-            found.append(CopyMade(tablet.tablet_id, tablet.table_name, new[0], tuple(others), step.cause))
-    return found
+def copies_to_compare(view: ClusterView) -> list[CopyMade]:
+    """The replicas that wait to be compared, then those that differed. Without those that cannot be compared now. Pure."""
+    found = [
+        made
+        for tablet in view.tablets
+        if tablet.copies and tablet.state == "RUNNING" and tablet.tablet_id != CATALOG_TABLET_ID
+        for record in tablet.copies
+        if not record.equal and (made := _made(tablet, record, view)) is not None
+    ]
+    return sorted(found, key=lambda made: made.differed)
+
+
+def _made(tablet: TabletView, record: CopyRecord, view: ClusterView) -> CopyMade | None:
+    voters = [
+        Voter(peer.replica_id, peer.node_id, node.address)
+        for peer in tablet.config.peers
+        if peer.member_type is MemberType.VOTER and (node := view.node(peer.node_id)) is not None
+    ]
+    new = next((voter for voter in voters if voter.replica_id == record.replica_id), None)
+    others = sorted(
+        (voter for voter in voters if voter.replica_id != record.replica_id),
+        key=lambda voter: voter.node_id != tablet.leader_node,
+    )
+    if new is None or not others or not tablet.leader_node:
+        return None
+    told = (record.cause, record.differs, tablet.config.opid_index)
+    return CopyMade(tablet.tablet_id, tablet.table_name, new, tuple(others), *told)
+
+
+@dataclass(slots=True)
+class _Trial:
+    """When a replica is to be compared again, and how often in a row it could not be."""
+
+    due_s: float
+    config_index: int
+    failures: int = 0
 
 
 class CopyChecks:
-    """The comparisons of one cluster. `on_done` is called with each result."""
+    """The comparisons of one driver.
 
-    def __init__(self, pool: ChannelPool, on_done: Callable[[CopyCheck], None] = lambda check: None) -> None:
+    `claim` takes or renews its claim. `record` has the masters record a result. Both raise SteleError. `on_done` is called with
+    each result, and of those in a row that nobody knows with the first.
+    """
+
+    def __init__(
+        self,
+        pool: ChannelPool,
+        claim: Callable[[], Awaitable[object]],
+        record: Callable[[CopyCheck], Awaitable[None]],
+        on_done: Callable[[CopyCheck], None] = lambda check: None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._pool = pool
+        self._claim = claim
+        self._record = record
         self._on_done = on_done
-        self._waiting: deque[CopyMade] = deque(maxlen=WAITING_MAX)
+        self._now_s = now_s
+        self._waiting: deque[CopyMade] = deque()
+        self._trials: dict[tuple[str, int], _Trial] = {}
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, made: Sequence[CopyMade]) -> None:
-        """Compare these, after those that wait."""
-        self._waiting.extend(made)
-        if self._waiting and (self._task is None or self._task.done()):
+    @property
+    def busy(self) -> bool:
+        """Whether one is under way."""
+        return self._task is not None and not self._task.done()
+
+    def look(self, wanted: list[CopyMade]) -> None:
+        """Compare those of `copies_to_compare` that are due. Does nothing while earlier ones are under way."""
+        if self.busy:
+            return
+        open_now = {(made.tablet_id, made.new.replica_id) for made in wanted}
+        self._trials = {key: trial for key, trial in self._trials.items() if key in open_now}
+        self._waiting.extend(made for made in wanted if self._is_due(made))
+        if self._waiting:
             self._task = asyncio.create_task(self._work())
 
     async def done(self) -> None:
@@ -137,45 +243,88 @@ class CopyChecks:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def close(self) -> None:
-        """Stop. What waits is not compared."""
+        """Stop. What waits is left to the next driver."""
         self._waiting.clear()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
+    def _is_due(self, made: CopyMade) -> bool:
+        trial = self._trials.get((made.tablet_id, made.new.replica_id))
+        return trial is None or self._now_s() >= trial.due_s or trial.config_index != made.config_index
+
     async def _work(self) -> None:
         while self._waiting:
             made, begun_s = self._waiting.popleft(), time.monotonic()
+            try:
+                await self._claim()
+            except SteleError as exc:  # another driver is at work, which compares them
+                log.info("copies are not compared", error=str(exc))
+                self._waiting.clear()
+                return
             check = await self._compare(made)
             (log.error if check.differs else log.info)("copy compared", result=check.said, cause=made.cause)
-            self._on_done(check)
+            recorded = not check.problem and await self._is_recorded(check)
+            if self._learn(check, recorded):
+                self._on_done(check)
             await asyncio.sleep(max(_REST_S, time.monotonic() - begun_s))
+
+    async def _is_recorded(self, check: CopyCheck) -> bool:
+        try:
+            await self._record(check)
+        except SteleError as exc:
+            log.warning("a comparison was not recorded", result=check.said, error=str(exc))
+            return False
+        return True
+
+    def _learn(self, check: CopyCheck, recorded: bool) -> bool:
+        """Set when this replica is due again. Returns whether the result is to be told."""
+        made = check.made
+        key = (made.tablet_id, made.new.replica_id)
+        failures = 0 if recorded else (self._trials[key].failures if key in self._trials else 0) + 1
+        pause_s = min(_LATER_S[0] * 2 ** (failures - 1), _LATER_S[1])
+        if recorded:
+            pause_s = _DIFFERED_S if check.differs else _RECORDED_S
+        self._trials[key] = _Trial(self._now_s() + pause_s, made.config_index, failures)
+        return not check.problem or failures == 1
 
     async def _compare(self, made: CopyMade) -> CopyCheck:
         check = CopyCheck(made, made.others[0], problem="it was not asked")
+        others = made.others if made.differed else made.others[:1]
         for attempt in range(_TRIES):
             if attempt:
                 await asyncio.sleep(_AGAIN_S)
             try:
-                check = await self._once(made)
+                check = await self._once(made, others)
             except SteleError as exc:
                 check = replace(check, problem=str(exc.args[0]))
             if check.equal:
                 break
+            if check.differs:
+                others = made.others  # to say which one stands alone
         return check
 
-    async def _once(self, made: CopyMade) -> CopyCheck:
+    async def _once(self, made: CopyMade, others: tuple[Voter, ...]) -> CopyCheck:
         snapshot = int(from_physical_us(time.time_ns() // 1_000))
         prepared = await self._prepared(made, snapshot)
         request = tserver_pb2.ChecksumRequest(
             tablet_id=id_to_pb(made.tablet_id), snapshot=snapshot, index=prepared.index
         )
         request.tablet_incarnation = prepared.tablet_incarnation
-        sums = []
-        for voter in (made.new, made.others[0]):  # one after the other
-            answer = await self._ask(voter, "Checksum", request, _SUM_TIMEOUT_S)
-            sums.append((int(answer.rows), int(answer.checksum)))
-        return CopyCheck(made, made.others[0], snapshot, (sums[0], sums[1]))
+        new = await self._ask(made.new, "Checksum", request, _SUM_TIMEOUT_S)
+        found: dict[Voter, tuple[int, Sum, Sum]] = {}
+        for voter in others:  # one after the other
+            try:
+                answer = await self._ask(voter, "Checksum", request, _SUM_TIMEOUT_S)
+            except SteleError:
+                if made.differed or not found:
+                    raise
+                continue  # it would only tell which one stands alone
+            found[voter] = at_one_moment(new, answer, snapshot)
+        odd = next((voter for voter, (_, mine, its) in found.items() if mine != its), others[0])
+        moment, mine, its = found[odd]
+        further = {voter: its for voter, (at, _, its) in found.items() if voter != odd and at == moment}
+        return CopyCheck(made, odd, moment, (mine, its), bool(new.sums), further)
 
     async def _prepared(self, made: CopyMade, snapshot: int) -> tserver_pb2.PreparedTabletPB:
         """Ask the voters until one leads: then all of them can answer for the snapshot."""
@@ -198,3 +347,21 @@ class CopyChecks:
         return await self._pool.unary(
             voter.address, TabletServerServiceStub, call, request, timeout_s=timeout_s, to_node=voter.node_id
         )
+
+
+def at_one_moment(
+    mine: tserver_pb2.ChecksumResponse, its: tserver_pb2.ChecksumResponse, snapshot: int
+) -> tuple[int, Sum, Sum]:
+    """(moment, sum, sum) of two answers. Those of key spaces have the sums of several log indexes; the highest common one counts.
+
+    Raises:
+        Retryable: NOT_READY, they have none in common.
+    """
+    if not mine.sums and not its.sums:
+        return snapshot, (mine.rows, mine.checksum), (its.rows, its.checksum)
+    first, second = ({s.index: (s.rows, s.checksum) for s in answer.sums} for answer in (mine, its))
+    common = first.keys() & second.keys()
+    if not common:
+        raise Retryable("both replicas have no sum of the same log index", code=Code.NOT_READY)
+    index = max(common)
+    return index, first[index], second[index]

@@ -28,9 +28,11 @@ class Copying:
 
     def source(self, s: Situation, replica_id: int) -> NodeId:
         """The node to copy from: the leader; after every second failure another live data voter that
-        answers the leader."""
+        answers the leader. A replica that holds other rows than another voter counts only if all do."""
         first = s.leader() or s.data_voters[0]
-        others = [m for m in s.data_voters if m is not first and m.answers]
+        candidates = [first, *(m for m in s.data_voters if m is not first and m.answers)]
+        doubted = {c.replica_id for c in s.tablet.copies if c.differs}
+        first, *others = [m for m in candidates if m.peer.replica_id not in doubted] or candidates
         times = self._trials.of(s.tablet.tablet_id, replica_id)
         if times % 2 and others:
             return others[times // 2 % len(others)].peer.node_id

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
 
 from stele.driver.asking import ask_nodes
-from stele.driver.copy_checks import WAITING_MAX, CopyMade, copies_made
+from stele.driver.copy_checks import CopyCheck, CopyChecks, copies_to_compare
 from stele.driver.keeping import ViewKeeper, pages_of, to_its_end
 from stele.driver.known import Known
 from stele.driver.leader_trials import LeaderMemory
@@ -30,12 +29,13 @@ from stele.driver.steps import MEMBERSHIP_STEPS, WAITS, Blocked, Step, WaitCopy
 from stele.driver.trials import NO_TRIALS, CopyMemory, WitnessRefusals
 from stele.driver.turns import Turns
 from stele.driver.view import Claim, ClusterView, NodeState
-from stele.driver.wire import claim_from_pb
+from stele.driver.wire import claim_from_pb, copy_record_to_pb
 from stele.driver.witness_starts import WitnessStarts
 from stele.model.config import MemberType
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import TabletId
 from stele.rpc.channels import ChannelPool
+from stele.rpc.convert import id_to_pb
 from stele.rpc.masters import Masters
 from stele.rpc.proto import master_pb2
 
@@ -86,7 +86,7 @@ class Report:
 class Executor:
     """One driver. `holder` names it in the claim; `ttl_ms` is how long its claim outlives its last renewal.
     `keeper`: keeps the view; pass one that others use too, to share it. `override_held`: work although the policy
-    in the catalog holds drivers back."""
+    in the catalog holds drivers back. `on_copy`: called with each comparison of a replica that a driver made."""
 
     def __init__(
         self,
@@ -98,6 +98,7 @@ class Executor:
         on_progress: Callable[[Progress], None] | None = None,
         keeper: ViewKeeper | None = None,
         override_held: bool = False,
+        on_copy: Callable[[CopyCheck], None] = lambda check: None,
         now_ms: Callable[[], int] = lambda: int(time.monotonic() * 1000),
     ) -> None:
         self.masters = Masters(
@@ -122,7 +123,9 @@ class Executor:
         self._refusals = WitnessRefusals()
         self._copies = CopyMemory()
         self._leaders = LeaderMemory()
-        self._made: deque[CopyMade] = deque(maxlen=WAITING_MAX)
+        self._claiming = asyncio.Lock()
+        self.checks = CopyChecks(pool, self._claim_to_record, self._record, on_copy)
+        """Compares the replicas that drivers made."""
 
     async def ensure_claim(self) -> Claim:
         """Take the claim, or renew it once a third of its lifetime has passed.
@@ -131,6 +134,10 @@ class Executor:
             StaleEpoch: another driver took it from this one.
             SteleError: NOT_READY, another driver still holds it; or no master answers.
         """
+        async with self._claiming:  # of two that claim anew, the later would fence the earlier
+            return await self._ensure_claim()
+
+    async def _ensure_claim(self) -> Claim:
         now = self._now_ms()
         if self.claim is not None and now - self._renewed_ms < self._ttl_ms // 3:
             return self.claim
@@ -161,11 +168,32 @@ class Executor:
         except SteleError as exc:
             log.info("driver claim was not released; it will expire", error=str(exc))
 
-    def take_made(self) -> list[CopyMade]:
-        """The replicas that became voters since the last call, for `CopyChecks`."""
-        made = list(self._made)
-        self._made.clear()
-        return made
+    async def close(self) -> None:
+        """Compare no more copies, and release the claim."""
+        await self.checks.close()
+        await self.release()
+
+    async def compare_copies(self, view: ClusterView) -> None:
+        """Have the replicas of this view that wait for it compared with other voters, in the background."""
+        self.checks.look(await asyncio.to_thread(copies_to_compare, view))
+
+    async def _claim_to_record(self) -> None:
+        """As `ensure_claim`. If another driver took over, the next pass is told so, too."""
+        before = self.claim
+        try:
+            await self.ensure_claim()
+        except StaleEpoch:
+            self.claim = before
+            raise
+
+    async def _record(self, check: CopyCheck) -> None:
+        await self._claim_to_record()
+        request = master_pb2.RecordCheckRequest(
+            epoch=self.claim.epoch if self.claim is not None else 0,
+            tablet_id=id_to_pb(check.made.tablet_id),
+            copy=copy_record_to_pb(check.record),
+        )
+        await self.masters.call("RecordCheck", request)
 
     async def observe(self, policy: Policy) -> ClusterView:
         """The masters' view, with fresh reports from the nodes of tablets that change or must change.
@@ -209,7 +237,7 @@ class Executor:
         orders = Orders(self._pool, self.masters, claim.epoch, policy, starts)
         done = await self._carry_all_out(orders, steps, view)
         self._asked_in = claim.epoch
-        self._made += copies_made((o.step for o in done.values() if o.error is None), view)
+        await self.compare_copies(view)
         report, stale = await asyncio.to_thread(self._reported, steps, done, view, situations)
         if self._on_progress is not None:
             for record in report.progress:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import structlog
 
-from stele.driver.copy_checks import CopyCheck, CopyChecks
+from stele.driver.copy_checks import CopyCheck
 from stele.driver.executor import Executor, StaleEpoch
 from stele.driver.planner import plan
 from stele.driver.policy import Policy
@@ -50,8 +50,9 @@ async def run(
     """
     pool = ChannelPool(Identity())
     name = cut(holder or f"cli/{socket.gethostname()}/{os.getpid()}", HOLDER_CHARS_MAX)
-    executor = Executor(pool, masters, holder=name, on_progress=on_progress, override_held=override_held)
-    checks = CopyChecks(pool, on_copy)
+    executor = Executor(
+        pool, masters, holder=name, on_progress=on_progress, override_held=override_held, on_copy=on_copy
+    )
     soon_ms = min(policy.dead_after_ms, policy.lost_after_ms)
     soon = replace(policy, dead_after_ms=soon_ms, unreached_after_ms=0, balance_leaders=False)
     told = ""
@@ -59,7 +60,6 @@ async def run(
         while True:
             try:
                 report = await executor.run_once(policy)
-                checks.add(executor.take_made())
                 told = ""
             except StaleEpoch:
                 raise
@@ -69,11 +69,10 @@ async def run(
                     log.warning("the driver cannot run a pass; it keeps trying", error=told)
                 await asyncio.sleep(IDLE_INTERVAL_S)
                 continue
-            if until_healthy and report.idle and not report.leaders_rest and not plan(report.view, soon):
-                await executor.release()
-                return await checks.done()
+            at_rest = report.idle and not report.leaders_rest and not executor.checks.busy
+            if until_healthy and at_rest and not plan(report.view, soon):
+                return
             await asyncio.sleep(IDLE_INTERVAL_S if report.idle else PASS_INTERVAL_S)
     finally:
-        await executor.release()
-        await checks.close()
+        await executor.close()
         await pool.close()

@@ -14,6 +14,7 @@ from typing import overload
 
 from stele.model.by_hand import NOT_BY_HAND, ByHand
 from stele.model.config import Configuration, Peer
+from stele.model.copies import CopyRecord
 from stele.model.ids import CATALOG_TABLET_ID, OPID_NONE, NodeId, OpId, ReplicaId, TableId, TabletId
 
 LEADERLESS_MS = 30_000
@@ -200,6 +201,8 @@ class TabletView:
     leader_kept_until_us: int = 0
     """Until when drivers do not move its leader, because an administrator did; 0: they may."""
     by_hand: ByHand = NOT_BY_HAND
+    copies: tuple[CopyRecord, ...] = ()
+    """Replicas that heals and moves made, and whether they hold the rows of another voter."""
 
     @property
     def node_role(self) -> str:

@@ -27,9 +27,10 @@ from stele.driver.view import (
     TabletView,
     Wanted,
 )
-from stele.model.bounds import WORD_CHARS_MAX, cut
+from stele.model.bounds import WALL_US_MAX, WORD_CHARS_MAX, cut
 from stele.model.by_hand import NOT_BY_HAND, ByHand
 from stele.model.config import Configuration
+from stele.model.copies import CopyRecord
 from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, TableId, TabletId
 from stele.model.incarnation import is_given_up, is_newer
 from stele.rpc.convert import config_from_pb, id_from_pb, id_to_pb, opid_from_pb, opid_to_pb
@@ -156,6 +157,39 @@ def tablet_from_pb(pb: master_pb2.TabletViewPB) -> TabletView:
         replicas=tuple(replica_from_pb(id_from_pb(r.node_id), r.status, r.age_ms) for r in pb.replicas),
         leader_kept_until_us=pb.leader_kept_until_us,
         by_hand=by_hand_from_pb(pb.by_hand) if pb.HasField("by_hand") else NOT_BY_HAND,
+        copies=tuple(map(copy_record_from_pb, pb.copies)),
+    )
+
+
+def copy_record_from_pb(pb: master_pb2.CopyRecordPB) -> CopyRecord:
+    """What is known of a replica that a heal or a move made."""
+    return CopyRecord(
+        replica_id=pb.replica_id,
+        cause=intern(pb.cause),
+        other_id=pb.other_replica,
+        at_us=pb.at_us,
+        snapshot=pb.snapshot,
+        index=pb.index,
+        rows=pb.rows,
+        checksum=pb.checksum,
+        other_rows=pb.other_rows,
+        other_checksum=pb.other_checksum,
+    )
+
+
+def copy_record_to_pb(record: CopyRecord) -> master_pb2.CopyRecordPB:
+    """The inverse of `copy_record_from_pb`."""
+    return master_pb2.CopyRecordPB(
+        replica_id=record.replica_id,
+        cause=cut(record.cause, WORD_CHARS_MAX),
+        other_replica=record.other_id,
+        at_us=min(record.at_us, WALL_US_MAX),
+        snapshot=record.snapshot,
+        index=record.index,
+        rows=record.rows,
+        checksum=record.checksum,
+        other_rows=record.other_rows,
+        other_checksum=record.other_checksum,
     )
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from stele.driver.policy import Policy
 from stele.driver.view import DROPPED_MARK, Away, Holder
-from stele.driver.wire import holding_to_pb
+from stele.driver.wire import copy_record_to_pb, holding_to_pb
 from stele.master.catalog import GONE_TABLES, Catalog
 from stele.master.heartbeat_bounds import bound_registration
 from stele.master.leadership import MasterOptions
@@ -36,6 +36,7 @@ from stele.model.bounds import (
 )
 from stele.model.by_hand import ByHand
 from stele.model.config import Configuration, Peer
+from stele.model.copies import of_members
 from stele.model.errors import Code, Rejected
 from stele.model.ids import CATALOG_TABLET_ID
 from stele.model.partition import PartitionSchema
@@ -305,6 +306,7 @@ def view_tablet(scene: Scene, row: TabletRecord) -> master_pb2.TabletViewPB:
         leader_kept_until_us=min(row.leader_kept_until_us, WALL_US_MAX),
         by_hand=by_hand_to_pb(row.by_hand) if row.by_hand else None,
         recovery=recovery_to_pb(done) if (done := scene.catalog.recoveries.get(row.tablet_id)) else None,
+        copies=map(copy_record_to_pb, of_members(row.copies, config)),
     )
 
 

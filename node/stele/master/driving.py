@@ -20,6 +20,7 @@ from stele.master.records import ADMINISTRATOR, DRIVER, ClaimRecord, IntentRecor
 from stele.master.replica_ids import free_id
 from stele.model import bounds
 from stele.model.config import Configuration
+from stele.model.copies import with_made
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, TabletId
 from stele.model.incarnation import is_newer
@@ -134,7 +135,7 @@ async def begin_intent(lead: Leadership, request: master_pb2.BeginIntentRequest)
         check_epoch(lead, request.epoch)
         tablet = lead.catalog.tablet(tablet_id)
         present = lead.catalog.intents.get(tablet_id)
-        newest = _newest_config(lead, tablet_id)
+        newest = newest_config(lead, tablet_id)
         config_index = newest.opid_index
         if present is not None:
             if asked.replica_id != present.replica_id:
@@ -200,14 +201,14 @@ def _target(lead: Leadership, asked: master_pb2.IntentPB, tablet_id: TabletId) -
             f"intent on tablet {tablet_id[:8]}: target {node_id[:8]} has not registered its volume yet; try again",
             code=Code.NOT_READY,
         )
-    if _newest_config(lead, tablet_id).peer_on(node_id) is not None:
+    if newest_config(lead, tablet_id).peer_on(node_id) is not None:
         raise Rejected(
             f"intent on tablet {tablet_id[:8]}: target {node_id[:8]} holds a replica of it already"
         )
     return target
 
 
-def _newest_config(lead: Leadership, tablet_id: TabletId) -> Configuration:
+def newest_config(lead: Leadership, tablet_id: TabletId) -> Configuration:
     """The tablet's committed configuration: the catalog tablet's from its log, another tablet's from its
     row."""
     if tablet_id == CATALOG_TABLET_ID:
@@ -230,7 +231,7 @@ async def end_intent(lead: Leadership, request: master_pb2.EndIntentRequest) -> 
         if intent is None or intent.replica_id != request.replica_id:
             return
         tablet = lead.catalog.tablet(tablet_id)
-        told, known = config_from_pb(request.committed_config), _newest_config(lead, tablet_id)
+        told, known = config_from_pb(request.committed_config), newest_config(lead, tablet_id)
         config, term = (told, request.term) if is_newer(told.version, known.version) else (known, tablet.term)
         decided = (
             config.names(intent.replica_id, intent.target_node)
@@ -245,6 +246,9 @@ async def end_intent(lead: Leadership, request: master_pb2.EndIntentRequest) -> 
                 code=Code.CAS_FAILED,
             )
         recorded = replace(tablet, config=config, term=max(term, tablet.term))
+        if tablet_id != CATALOG_TABLET_ID and config.names(intent.replica_id, intent.target_node):
+            copies = with_made(tablet.copies, intent.replica_id, intent.cause, config)
+            recorded = replace(recorded, copies=copies)
         batch = [drop(intent)]
         if recorded != tablet:
             batch.append(swap(tablet, recorded))

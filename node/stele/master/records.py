@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from stele.model.by_hand import NOT_BY_HAND, ByHand
 from stele.model.cluster_version import CLUSTER_VERSION
 from stele.model.config import Configuration, decode_configuration, encode_configuration
+from stele.model.copies import CopyRecord
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, TableId, TabletId
 from stele.model.jsons import parse_json
@@ -139,6 +140,9 @@ class TabletRecord(Row):
     """Until when drivers do not move its leader, because an administrator did. By the wall clock of a leader
     master; an early or late end does no harm."""
     by_hand: ByHand = NOT_BY_HAND
+    copies: tuple[CopyRecord, ...] = ()
+    """Replicas that heals and moves made, and whether they hold the rows of another voter. Those of replicas that left
+    `config` mean nothing (`of_members`)."""
 
 
 def deleted_row(row: TabletRecord, state: str, now_us: int) -> TabletRecord:
@@ -155,6 +159,7 @@ def deleted_row(row: TabletRecord, state: str, now_us: int) -> TabletRecord:
         partition=Partition(),
         leader="",
         by_hand=NOT_BY_HAND,
+        copies=(),
     )
 
 
@@ -333,6 +338,21 @@ def _same(value: Any) -> Any:
     return value
 
 
+def _copy_to_json(c: CopyRecord) -> list[Any]:
+    """As short as it can be: there may be one for each tablet."""
+    if c.waits:
+        return [c.replica_id, c.cause]
+    told = [c.replica_id, c.cause, c.other_id, c.at_us, c.snapshot, c.index, c.rows, c.checksum]
+    return told if c.equal else [*told, c.other_rows, c.other_checksum]
+
+
+def _copy_from_json(raw: list[Any]) -> CopyRecord:
+    replica_id, cause, *numbers = raw
+    if len(numbers) == 6:
+        numbers += numbers[-2:]
+    return CopyRecord(int(replica_id), str(cause), *map(int, numbers))
+
+
 _TO_JSON: dict[type, Callable[[Any], Any]] = {
     Configuration: lambda c: encode_configuration(c).hex(),
     Partition: lambda p: [list(p.hash_buckets), p.range_start.hex(), p.range_end.hex()],
@@ -340,6 +360,7 @@ _TO_JSON: dict[type, Callable[[Any], Any]] = {
     ByHand: lambda h: (
         [list(h.pinned), list(h.avoided), h.extra, h.owner, h.reason, h.since_us] if h != NOT_BY_HAND else []
     ),
+    CopyRecord: _copy_to_json,
 }
 _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     # Thousands of rows say the same words, so each is kept once.
@@ -353,6 +374,7 @@ _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "last_logged": lambda raw: OpId(*map(int, raw)),
     "uncreated": lambda raw: tuple(int(r) for r in raw),
     "by_hand": _by_hand,
+    "copies": lambda raw: tuple(map(_copy_from_json, raw)),
     "holders": lambda raw: tuple(str(node_id) for node_id in raw),
     "holding": lambda raw: tuple((str(name), tuple((str(n), int(i)) for n, i in away)) for name, away in raw),
     "waiting": lambda raw: tuple(map(str, raw)),
@@ -407,6 +429,8 @@ def _version_of(record: Row) -> int:
 
 
 def _plain(value: Any) -> Any:
+    if type(value) is tuple:
+        return [_plain(each) for each in value]
     convert = _TO_JSON.get(type(value))
     return convert(value) if convert is not None else value
 

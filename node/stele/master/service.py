@@ -13,8 +13,10 @@ from typing import Any, TypeVar
 import structlog
 
 from stele import metrics
+from stele.driver.wire import copy_record_to_pb
 from stele.master import (
     altering,
+    comparing,
     counting,
     departed,
     driving,
@@ -433,6 +435,12 @@ class MasterService(MasterServiceServicer):
         lead = await self._master.confirmed_lead()
         await lead.do(driving.end_intent(lead, request))
         return pb.EndIntentResponse()
+
+    async def RecordCheck(self, request: pb.RecordCheckRequest, context: Any) -> pb.RecordCheckResponse:
+        """Record how a replica that a heal or a move made compared with another voter."""
+        lead = await self._master.confirmed_lead()
+        record = await lead.do(comparing.record_check(lead, request))
+        return pb.RecordCheckResponse(copy=copy_record_to_pb(record))
 
     async def ConfirmFormation(
         self, request: pb.ConfirmFormationRequest, context: Any

@@ -126,6 +126,7 @@ class StandIn:
                         log.warning("this master cannot drive now; it keeps trying", error=self._told)
                 await asyncio.sleep(pause_s)
         finally:
+            await self._executor.checks.close()
             metrics.master_drives.set(0)
 
     def _policy(self) -> StandingPolicy:
@@ -145,7 +146,7 @@ class StandIn:
             self._drives = False
             metrics.master_drives.set(0)
             log.info("a driver is at work again; this master stops driving")
-        await self._executor.release()
+        await self._executor.close()
         if self._knows:
             self._begin()
 
@@ -168,8 +169,11 @@ class StandIn:
         # A claim writes to the catalog every few seconds. So none is taken while the cluster needs nothing.
         view = (await self._keeper.renew(self._page)).view
         await self._keep_budget(view, policy)
+        self._executor.masters.learn(m.address for m in masters_of(scene))
         if not await asyncio.to_thread(self._executor.has_work, view, policy):
-            await self._executor.release()
+            await self._executor.compare_copies(view)
+            if not self._executor.checks.busy:
+                await self._executor.release()
             return _LOOK_S
         if self._silence_left_s() is not None:
             return 0.0  # meanwhile a driver was heard, or the policy came to forbid it
@@ -178,6 +182,5 @@ class StandIn:
             metrics.master_drives.set(1)
             silent_s = (self._lead.now_ms() - self._lead.driver_heard_ms) // 1000
             log.warning("no driver was heard; this master drives until one returns", silent_s=silent_s)
-        self._executor.masters.learn(m.address for m in masters_of(scene))
         await self._executor.run_once(policy)
         return _PAUSE_S

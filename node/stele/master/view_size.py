@@ -33,7 +33,8 @@ def view_bytes(table: TableRecord, tablets: int) -> int:
     name, peers = len(table.name.encode()), table.replication_factor
     config = 24 + 80 * peers
     replica = 170 + config
-    tablet = 100 + name + config + peers * (replica + 30)
+    compared = 80  # the newest comparison of a replica; others are of replicas that differ or wait
+    tablet = 100 + compared + name + config + peers * (replica + 30)
     schemas = len(table.schema) + len(table.fully_applied_schema)
     notes = len(table.owner.encode()) + len(table.comment.encode())
     return 150 + name + schemas + notes + len(table.partitioning) + tablets * tablet

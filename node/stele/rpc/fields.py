@@ -67,7 +67,8 @@ NUMBERS: dict[str, int] = {
     "cas_config_opid_index_less_or_equal": bounds.INDEX_MAX,
     **dict.fromkeys(("epoch", "driver_epoch"), bounds.EPOCH_MAX),
     **dict.fromkeys(
-        ("replica_id", "replaces_replica", "requestor_replica", "survivor_replica"), bounds.REPLICA_ID_MAX
+        ("replica_id", "replaces_replica", "requestor_replica", "survivor_replica", "other_replica"),
+        bounds.REPLICA_ID_MAX,
     ),
     **dict.fromkeys(
         ("tablet_incarnation", "incarnation", "from_incarnation", "to_incarnation"), bounds.INCARNATION_MAX
@@ -76,7 +77,9 @@ NUMBERS: dict[str, int] = {
     "for_ms": bounds.WANTED_FOR_MAX_MS,
     "keep_ms": bounds.KEEP_DROPPED_MAX_MS,
     **dict.fromkeys(("history_ms", "set_history_ms"), ELSEWHERE),  # the schema says what is wrong
-    "expires_us": bounds.WALL_US_MAX,
+    **dict.fromkeys(("expires_us", "at_us"), bounds.WALL_US_MAX),
+    **dict.fromkeys(("CopyRecordPB.rows", "other_rows"), bounds.ROWS_MAX),
+    **dict.fromkeys(("CopyRecordPB.checksum", "other_checksum"), ELSEWHERE),  # only compared
     # Only compared with local values, or kept as it is.
     **dict.fromkeys(("snapshot", "bytes_per_second", "bytes", "ViewPlacePB.sequence"), ELSEWHERE),
     **dict.fromkeys(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -40,6 +40,12 @@ of it."""
 
 _REWRITES_MAX = 4
 """Flushes write at most this many bytes for each byte that came in, if writes never stop."""
+
+_SUMS_MAX = 64
+"""Sums of earlier states. A leader commits some ceilings a second while clients write, so these reach back for seconds."""
+
+StateSum = tuple[int, int, int]
+"""(log index, keys, 64 bits over keys, values and leases) of a state."""
 
 CommitListener = Callable[[bytes, bytes | None, bytes | None, OpId], None]
 """Called with (key, old value, new value, OpId of the entry). None means that the key is absent."""
@@ -107,6 +113,8 @@ class KeySpace:
         self._job: KeySpaceFlush | None = None
         self._unflushed_bytes = 0
         self._file_lock = threading.Lock()
+        self._sums: deque[StateSum] = deque(maxlen=_SUMS_MAX)
+        """The sums as of the last ceilings, the oldest first."""
 
     @staticmethod
     def create(
@@ -240,6 +248,20 @@ class KeySpace:
         entries."""
         return (self._once.checksum() + self._pairs.checksum + self.leases.checksum) & ((1 << 64) - 1)
 
+    def _sum(self) -> StateSum:
+        both = self._pairs.checksum + self.leases.checksum
+        return self.revision, len(self._pairs), both & ((1 << 64) - 1)
+
+    @property
+    def sums(self) -> Sequence[StateSum]:
+        """The sums of this state, and of those at the last ceilings, by rising log index.
+
+        Ceilings are entries of the log. So replicas that are asked one after the other have sums of the same entries, though
+        clients write all the time. The exactly-once state is left out, because to sum it up takes long.
+        """
+        now = self._sum()
+        return [*(each for each in self._sums if each[0] < now[0]), now]
+
     # --- before proposing
 
     def check_operations(self, operations: Sequence[KeyOperation], header: WriteHeader | None = None) -> int:
@@ -290,6 +312,7 @@ class KeySpace:
         if entry.kind is not EntryKind.WRITE:
             if entry.kind is EntryKind.CEILING:
                 self._once.expire(entry.timestamp)
+                self._sums.append(self._sum())
             return Outcome()
         header, body = writeop.decode(entry.payload)
         if header.kind is not BodyKind.KEYSPACE:

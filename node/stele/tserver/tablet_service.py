@@ -341,7 +341,14 @@ class TabletService(TabletServerServiceServicer):
         else:
             snapshot = int(await replica.reads.latest_snapshot())
         value, rows, applied = await checksum(replica, snapshot)
-        return pb.ChecksumResponse(checksum=value, rows=rows, snapshot=snapshot, applied=opid_to_pb(applied))
+        sums = key_space_of(replica).sums if replica.superblock.kind != "table" else ()
+        return pb.ChecksumResponse(
+            checksum=value,
+            rows=rows,
+            snapshot=snapshot,
+            applied=opid_to_pb(applied),
+            sums=[pb.StateSumPB(index=i, rows=keys, checksum=total) for i, keys, total in sums],
+        )
 
     async def PrepareSnapshot(
         self, request: pb.PrepareSnapshotRequest, context: Any
@@ -364,7 +371,7 @@ class TabletService(TabletServerServiceServicer):
     async def _prepare(self, tablet_id: bytes, snapshot: int, deadline_ms: int) -> pb.PreparedTabletPB:
         try:
             replica = self._replicas.for_client(id_from_pb(tablet_id))
-            store_of(replica)
+            key_space_of(replica) if replica.superblock.kind != "table" else store_of(replica)
             incarnation = replica.superblock.tablet_incarnation
             index = await replica.reads.prepare(snapshot, deadline_ms)
             check_incarnation(replica, incarnation, exact=True)

@@ -1679,6 +1679,7 @@ class TabletViewPB(_message.Message):
     LEADER_KEPT_UNTIL_US_FIELD_NUMBER: _builtins.int
     BY_HAND_FIELD_NUMBER: _builtins.int
     RECOVERY_FIELD_NUMBER: _builtins.int
+    COPIES_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     table_id: _builtins.bytes
     table_name: _builtins.str
@@ -1702,6 +1703,10 @@ class TabletViewPB(_message.Message):
     def recovery(self) -> Global___RecoveryPB:
         """the last one; unset: it was never recovered"""
 
+    @_builtins.property
+    def copies(self) -> _containers.RepeatedCompositeFieldContainer[Global___CopyRecordPB]:
+        """of members that heals and moves made; of equal ones only the newest"""
+
     def __init__(
         self,
         *,
@@ -1718,14 +1723,69 @@ class TabletViewPB(_message.Message):
         leader_kept_until_us: _builtins.int = ...,
         by_hand: Global___ByHandPB | None = ...,
         recovery: Global___RecoveryPB | None = ...,
+        copies: _abc.Iterable[Global___CopyRecordPB] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["by_hand", b"by_hand", "committed_config", b"committed_config", "recovery", b"recovery"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_hand", b"by_hand", "committed_config", b"committed_config", "leader_kept_until_us", b"leader_kept_until_us", "leader_node", b"leader_node", "next_replica_id", b"next_replica_id", "recovery", b"recovery", "replicas", b"replicas", "replication_factor", b"replication_factor", "state", b"state", "table_id", b"table_id", "table_name", b"table_name", "tablet_id", b"tablet_id", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_hand", b"by_hand", "committed_config", b"committed_config", "copies", b"copies", "leader_kept_until_us", b"leader_kept_until_us", "leader_node", b"leader_node", "next_replica_id", b"next_replica_id", "recovery", b"recovery", "replicas", b"replicas", "replication_factor", b"replication_factor", "state", b"state", "table_id", b"table_id", "table_name", b"table_name", "tablet_id", b"tablet_id", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TabletViewPB: _TypeAlias = TabletViewPB  # noqa: Y015
+
+@_typing.final
+class CopyRecordPB(_message.Message):
+    """A replica that a heal or a move made, and its last comparison with another voter at one moment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    OTHER_REPLICA_FIELD_NUMBER: _builtins.int
+    AT_US_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
+    OTHER_ROWS_FIELD_NUMBER: _builtins.int
+    OTHER_CHECKSUM_FIELD_NUMBER: _builtins.int
+    replica_id: _builtins.int
+    cause: _builtins.str
+    """the heal that made it, in one word"""
+    other_replica: _builtins.int
+    """the voter that it was compared with; 0: it waits to be compared"""
+    at_us: _builtins.int
+    """wall clock, as it was recorded"""
+    snapshot: _builtins.int
+    """the hybrid time at which both summed up their rows"""
+    index: _builtins.int
+    """of a key space: the log index at which both summed up their keys"""
+    rows: _builtins.int
+    checksum: _builtins.int
+    other_rows: _builtins.int
+    """equal to `rows` and `checksum`, or the replicas differ"""
+    other_checksum: _builtins.int
+    def __init__(
+        self,
+        *,
+        replica_id: _builtins.int = ...,
+        cause: _builtins.str = ...,
+        other_replica: _builtins.int = ...,
+        at_us: _builtins.int = ...,
+        snapshot: _builtins.int = ...,
+        index: _builtins.int = ...,
+        rows: _builtins.int = ...,
+        checksum: _builtins.int = ...,
+        other_rows: _builtins.int = ...,
+        other_checksum: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_us", b"at_us", "cause", b"cause", "checksum", b"checksum", "index", b"index", "other_checksum", b"other_checksum", "other_replica", b"other_replica", "other_rows", b"other_rows", "replica_id", b"replica_id", "rows", b"rows", "snapshot", b"snapshot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyRecordPB: _TypeAlias = CopyRecordPB  # noqa: Y015
 
 @_typing.final
 class ReplicaReportPB(_message.Message):
@@ -2287,6 +2347,54 @@ class EndIntentResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EndIntentResponse: _TypeAlias = EndIntentResponse  # noqa: Y015
+
+@_typing.final
+class RecordCheckRequest(_message.Message):
+    """Refused if one of both replicas is no member any more. The master sets at_us and cause."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    TABLET_ID_FIELD_NUMBER: _builtins.int
+    COPY_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    tablet_id: _builtins.bytes
+    @_builtins.property
+    def copy(self) -> Global___CopyRecordPB: ...
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        tablet_id: _builtins.bytes = ...,
+        copy: Global___CopyRecordPB | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy", "epoch", b"epoch", "tablet_id", b"tablet_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordCheckRequest: _TypeAlias = RecordCheckRequest  # noqa: Y015
+
+@_typing.final
+class RecordCheckResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COPY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def copy(self) -> Global___CopyRecordPB: ...
+    def __init__(
+        self,
+        *,
+        copy: Global___CopyRecordPB | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordCheckResponse: _TypeAlias = RecordCheckResponse  # noqa: Y015
 
 @_typing.final
 class RegisterNodeRequest(_message.Message):

@@ -139,6 +139,11 @@ class MasterServiceStub:
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.EndIntentRequest.SerializeToString,
                 response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.EndIntentResponse.FromString,
                 _registered_method=True)
+        self.RecordCheck = channel.unary_unary(
+                '/stele.v1.MasterService/RecordCheck',
+                request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.RecordCheckRequest.SerializeToString,
+                response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.RecordCheckResponse.FromString,
+                _registered_method=True)
         self.RegisterNode = channel.unary_unary(
                 '/stele.v1.MasterService/RegisterNode',
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.RegisterNodeRequest.SerializeToString,
@@ -303,6 +308,13 @@ class MasterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RecordCheck(self, request, context):
+        """A new replica and another voter were compared. The record stays until the replica is compared again, or is replaced.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RegisterNode(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -450,6 +462,11 @@ def add_MasterServiceServicer_to_server(servicer, server):
                     servicer.EndIntent,
                     request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.EndIntentRequest.FromString,
                     response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.EndIntentResponse.SerializeToString,
+            ),
+            'RecordCheck': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecordCheck,
+                    request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.RecordCheckRequest.FromString,
+                    response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.RecordCheckResponse.SerializeToString,
             ),
             'RegisterNode': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterNode,
@@ -1049,6 +1066,33 @@ class MasterService:
             '/stele.v1.MasterService/EndIntent',
             stele_dot_rpc_dot_proto_dot_master__pb2.EndIntentRequest.SerializeToString,
             stele_dot_rpc_dot_proto_dot_master__pb2.EndIntentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecordCheck(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stele.v1.MasterService/RecordCheck',
+            stele_dot_rpc_dot_proto_dot_master__pb2.RecordCheckRequest.SerializeToString,
+            stele_dot_rpc_dot_proto_dot_master__pb2.RecordCheckResponse.FromString,
             options,
             channel_credentials,
             insecure,

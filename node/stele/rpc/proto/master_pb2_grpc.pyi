@@ -55,6 +55,8 @@ class MasterServiceStub:
     SetDriverPolicy: _grpc.UnaryUnaryMultiCallable[_master_pb2.SetDriverPolicyRequest, _master_pb2.SetDriverPolicyResponse]
     BeginIntent: _grpc.UnaryUnaryMultiCallable[_master_pb2.BeginIntentRequest, _master_pb2.BeginIntentResponse]
     EndIntent: _grpc.UnaryUnaryMultiCallable[_master_pb2.EndIntentRequest, _master_pb2.EndIntentResponse]
+    RecordCheck: _grpc.UnaryUnaryMultiCallable[_master_pb2.RecordCheckRequest, _master_pb2.RecordCheckResponse]
+    """A new replica and another voter were compared. The record stays until the replica is compared again, or is replaced."""
     RegisterNode: _grpc.UnaryUnaryMultiCallable[_master_pb2.RegisterNodeRequest, _master_pb2.RegisterNodeResponse]
     SetNodeState: _grpc.UnaryUnaryMultiCallable[_master_pb2.SetNodeStateRequest, _master_pb2.SetNodeStateResponse]
     WantNode: _grpc.UnaryUnaryMultiCallable[_master_pb2.WantNodeRequest, _master_pb2.WantNodeResponse]
@@ -93,6 +95,8 @@ class MasterServiceAsyncStub(MasterServiceStub):
     SetDriverPolicy: _aio.UnaryUnaryMultiCallable[_master_pb2.SetDriverPolicyRequest, _master_pb2.SetDriverPolicyResponse]  # type: ignore[assignment]
     BeginIntent: _aio.UnaryUnaryMultiCallable[_master_pb2.BeginIntentRequest, _master_pb2.BeginIntentResponse]  # type: ignore[assignment]
     EndIntent: _aio.UnaryUnaryMultiCallable[_master_pb2.EndIntentRequest, _master_pb2.EndIntentResponse]  # type: ignore[assignment]
+    RecordCheck: _aio.UnaryUnaryMultiCallable[_master_pb2.RecordCheckRequest, _master_pb2.RecordCheckResponse]  # type: ignore[assignment]
+    """A new replica and another voter were compared. The record stays until the replica is compared again, or is replaced."""
     RegisterNode: _aio.UnaryUnaryMultiCallable[_master_pb2.RegisterNodeRequest, _master_pb2.RegisterNodeResponse]  # type: ignore[assignment]
     SetNodeState: _aio.UnaryUnaryMultiCallable[_master_pb2.SetNodeStateRequest, _master_pb2.SetNodeStateResponse]  # type: ignore[assignment]
     WantNode: _aio.UnaryUnaryMultiCallable[_master_pb2.WantNodeRequest, _master_pb2.WantNodeResponse]  # type: ignore[assignment]
@@ -254,6 +258,14 @@ class MasterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _master_pb2.EndIntentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_master_pb2.EndIntentResponse, _abc.Awaitable[_master_pb2.EndIntentResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def RecordCheck(
+        self,
+        request: _master_pb2.RecordCheckRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_master_pb2.RecordCheckResponse, _abc.Awaitable[_master_pb2.RecordCheckResponse]]:
+        """A new replica and another voter were compared. The record stays until the replica is compared again, or is replaced."""
 
     @_abc_1.abstractmethod
     def RegisterNode(

@@ -940,11 +940,16 @@ class ChecksumResponse(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     APPLIED_FIELD_NUMBER: _builtins.int
+    SUMS_FIELD_NUMBER: _builtins.int
     checksum: _builtins.int
     rows: _builtins.int
     snapshot: _builtins.int
     @_builtins.property
     def applied(self) -> _common_pb2.OpIdPB: ...
+    @_builtins.property
+    def sums(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateSumPB]:
+        """of a key space only: now, and as of its last ceilings, which all replicas apply"""
+
     def __init__(
         self,
         *,
@@ -952,14 +957,42 @@ class ChecksumResponse(_message.Message):
         rows: _builtins.int = ...,
         snapshot: _builtins.int = ...,
         applied: _common_pb2.OpIdPB | None = ...,
+        sums: _abc.Iterable[Global___StateSumPB] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "checksum", b"checksum", "rows", b"rows", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "checksum", b"checksum", "rows", b"rows", "snapshot", b"snapshot", "sums", b"sums"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChecksumResponse: _TypeAlias = ChecksumResponse  # noqa: Y015
+
+@_typing.final
+class StateSumPB(_message.Message):
+    """The sum of a key space's state once it had applied the entry with this index."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    rows: _builtins.int
+    checksum: _builtins.int
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        rows: _builtins.int = ...,
+        checksum: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "index", b"index", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateSumPB: _TypeAlias = StateSumPB  # noqa: Y015
 
 @_typing.final
 class PrepareSnapshotRequest(_message.Message):
