@@ -44,6 +44,7 @@ def test_a_cluster_with_a_field_of_later_definitions_is_healed_and_told() -> Non
         "Stalled": "False",
         "DrainBlocked": "False",
         "MajorityLost": "False",
+        "CopiesEqual": "True",
     }
     del world.cluster["spec"]["backup"]
     assert conditions(world)["Reconciling"][1] == "AsAskedFor"

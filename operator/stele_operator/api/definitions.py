@@ -42,9 +42,15 @@ def _list(description: str, items: Json, items_max: int) -> Json:
     }
 
 
+_COPIES_EQUAL = (
+    "CopiesEqual: false while a replica that a heal or a move made holds other rows than another voter; its message names it, and "
+    "says what to do. Unknown while one waits to be compared."
+)
+
 _CONDITIONS: Json = {
     "type": "array",
-    "description": "Ready, Reconciling, Degraded, Stalled, with the meaning that kstatus gives them.",
+    "description": "Ready, Reconciling, Degraded, Stalled, with the meaning that kstatus gives them. "
+    + _COPIES_EQUAL,
     "x-kubernetes-list-type": "map",
     "x-kubernetes-list-map-keys": ["type"],
     "items": {
@@ -93,7 +99,8 @@ _CLUSTER_STATUS = _object(
         **_CONDITIONS,
         "description": "Ready, Reconciling, Degraded, Stalled, with the meaning that kstatus gives them. DrainBlocked: true while the "
         "disruption budgets allow no eviction of a master or a node; its message says why, and what to do. MajorityLost: true while "
-        "tablets lost a majority of their voters for good; its message has the command that tells what may be lost.",
+        "tablets lost a majority of their voters for good; its message has the command that tells what may be lost. "
+        + _COPIES_EQUAL,
     },
     tablets=_TABLETS,
     members=_list(

@@ -39,6 +39,7 @@ from stele_operator.plan.actions import (
     SetReplicationFactor,
 )
 from stele_operator.plan.budgets import Budget, plan_budgets, some
+from stele_operator.plan.compared import OpenCopy, open_copies
 from stele_operator.plan.fates import Member, State, members
 from stele_operator.plan.findings import OPERATOR_OLDER, Finding, Kind, overlooked
 from stele_operator.plan.health import Health, TabletCounts, lost_in_use, patience_s, tablet_health
@@ -66,6 +67,8 @@ class Plan:
     policy: Policy | None
     wait_s: float
     budgets: tuple[Budget, ...] = ()
+    copies: tuple[OpenCopy, ...] = ()
+    """New replicas that differ from another voter, or wait to be compared."""
     _by_group: Mapping[str, Sequence[Finding]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -86,6 +89,10 @@ class Plan:
 
 def make_plan(o: Observation) -> Plan:
     """What to do next, and why."""
+    return replace(_planned(o), copies=open_copies(o))
+
+
+def _planned(o: Observation) -> Plan:
     o = with_owners(o)
     everyone = members(o)
     health = tablet_health(o)

@@ -16,6 +16,7 @@ from stele_operator.api.cluster import DeletionPolicy
 from stele_operator.plan import naming
 from stele_operator.plan.budgets import drainable
 from stele_operator.plan.cluster_plan import Plan, asked_again
+from stele_operator.plan.compared import copies_equal
 from stele_operator.plan.fates import Member, State
 from stele_operator.plan.findings import HIBERNATED, RESTING, SLEEP, WAKING, Finding, Kind
 from stele_operator.plan.health import (
@@ -168,6 +169,7 @@ def _cluster_conditions(o: Observation, plan: Plan) -> list[Condition]:
         _condition("Stalled", bool(stalled), stalled or ("NotStalled", "nothing waits for a human")),
         _drains(o, plan, sleep),
         _majority(o, found),
+        copies_equal(o.catalog is not None, plan.copies, plan.members, o.cluster.conditions),
     ]
 
 
@@ -339,6 +341,12 @@ def group_status(o: Observation, plan: Plan, group: GroupObject, now: str, refus
         ),
         _condition("Degraded", bool(degraded), degraded or _well(serves)),
         _condition("Stalled", bool(stalled), stalled or ("NotStalled", "nothing waits for a human")),
+        copies_equal(
+            table is not None,
+            [c for c in plan.copies if table is not None and c.tablet.table_id == table.table_id],
+            plan.members,
+            group.conditions,
+        ),
     ]
     status["conditions"] = written(group.conditions, conditions, group.generation, now)
     return status
