@@ -36,13 +36,14 @@ TELLING = (
         "plan/counting.py",
         "plan/holder.py",
         "plan/majorities.py",
+        "plan/compared.py",
         "plan/hibernation.py",
     ),
     *("heal.py", "heals.py", "leaders.py", "movings.py", "reconcile.py", "errands.py"),
     *("plan/errands.py", "plan/schedules.py"),
 )
 """The modules that say why, in one word."""
-CONDITIONS = ("Ready", "Reconciling", "Degraded", "Stalled", "DrainBlocked")
+CONDITIONS = ("Ready", "Reconciling", "Degraded", "Stalled", "DrainBlocked", "CopiesEqual")
 WORD = re.compile(r"[A-Z][a-z]+([A-Z][a-z]+)*")
 NO_REASONS = {
     *("ConfigMap", "PersistentVolumeClaim", "Pod", "PodDisruptionBudget", "Service", "TabletCluster", "TabletGroup"),

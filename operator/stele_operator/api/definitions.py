@@ -43,8 +43,8 @@ def _list(description: str, items: Json, items_max: int) -> Json:
 
 
 _COPIES_EQUAL = (
-    "CopiesEqual: false while a replica that a heal or a move made holds other rows than another voter; its message names it, and "
-    "says what to do. Unknown while one waits to be compared."
+    "CopiesEqual: false while a new replica holds other rows than another voter; its message says what to do. "
+    "Unknown while one waits to be compared."
 )
 
 _CONDITIONS: Json = {
