@@ -6,6 +6,7 @@ import pytest
 
 from tests.docs.blocks import blocks, run
 from tests.docs.test_python import bare, masters
+from tests.harness.spark_python import spark_python
 
 __all__ = ["bare", "masters"]  # fixtures
 pytestmark = pytest.mark.spark
@@ -15,4 +16,5 @@ pytestmark = pytest.mark.spark
 def test_the_guide(masters: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a reader has who pasted the demo's export line."""
     monkeypatch.setenv("STELE_MASTERS", masters)
+    monkeypatch.setenv("PYSPARK_PYTHON", spark_python())
     run(blocks("docs/spark.md"), {"__name__": "__main__"})

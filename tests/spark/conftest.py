@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from tests.harness.processes import Cluster
+from tests.harness.spark_python import forked_workers
 from tests.harness.standing import running
 from tests.spark.readers import READERS, need_jar
 from tests.spark.streaming import Streams
@@ -41,12 +43,13 @@ def masters(processes: Cluster) -> str:
 @pytest.fixture(scope="module")
 def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A session while the module runs, with the settings that the module gives in SESSION. One Java serves all sessions of a
-    process. Tables that Spark would make in the folder where it was started are made elsewhere."""
+    process. Its Python workers are forked from a template, unless the module says PYTHON_ANEW. Tables that Spark would make in the folder where it was started are made elsewhere."""
     from stele_spark.session import session
 
     given: dict[str, Any] = getattr(request.module, "SESSION", {"cores": 2})
     warehouse = tmp_path_factory.mktemp("warehouse")
-    made = session("stele-tests", **given, spark__sql__warehouse__dir=str(warehouse))
+    with nullcontext() if getattr(request.module, "PYTHON_ANEW", False) else forked_workers():
+        made = session("stele-tests", **given, spark__sql__warehouse__dir=str(warehouse))
     made.sparkContext.setLogLevel("OFF")
     yield made
     made.stop()

@@ -23,6 +23,7 @@ from tests.harness.processes import Cluster
 pytestmark = pytest.mark.spark
 
 SESSION = {"spark__master": "local[2,4]", "spark__speculation": "true"}
+PYTHON_ANEW = True  # what is killed is found by its command line
 ROWS = 600_000
 
 

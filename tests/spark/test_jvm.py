@@ -20,6 +20,7 @@ from stele.model.keys import encode_tuple
 from stele.model.partition import HashPartition, PartitionSchema, RangePartition
 from stele.model.schema import Schema
 from tests.harness.processes import Cluster
+from tests.harness.spark_python import forked_workers
 from tests.harness.standing import running
 from tests.spark import agreement
 from tests.spark.readers import need_jar
@@ -54,13 +55,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def engine(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from stele_spark.session import session
 
-    engine = session(
-        "stele-jvm",
-        cores=2,
-        spark__sql__warehouse__dir=str(tmp_path_factory.mktemp("warehouse")),
-        spark__sql__catalog__st="dev.stele.spark.SteleCatalog",
-        spark__sql__catalog__st__masters=",".join(cluster.master_addresses),
-    )
+    with forked_workers():
+        engine = session(
+            "stele-jvm",
+            cores=2,
+            spark__sql__warehouse__dir=str(tmp_path_factory.mktemp("warehouse")),
+            spark__sql__catalog__st="dev.stele.spark.SteleCatalog",
+            spark__sql__catalog__st__masters=",".join(cluster.master_addresses),
+        )
     engine.sparkContext.setLogLevel("ERROR")
     engine.conf.set("spark.stele.reader", "jvm")
     yield engine
