@@ -11,13 +11,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stele.backup.folder import Folder
 from stele.model.block import RowError
 from stele.model.ids import new_id
+
+if TYPE_CHECKING:
+    from stele.backup.folder import Folder
 
 EXTRA = ("_op", "_code", "_message")
 """Columns behind those of the row: its operation, and why it was refused."""

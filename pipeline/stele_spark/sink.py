@@ -23,7 +23,6 @@ from pyspark import TaskContext
 from pyspark.sql import datasource as ds
 from pyspark.sql.types import StringType, StructType
 
-from stele.backup.folder import Folder
 from stele.client import Client, Job, JobPart
 from stele.client.arrow_input import fit
 from stele.client.bulk import BulkWriter, Ops
@@ -372,6 +371,8 @@ def _rejects(options: Options, job: Job, table: Schema) -> Rejects | None:
         raise Rejected(
             f'data source stele: "rejects": the table has a column {taken[0]}, which the files of refused rows need'
         )
+    from stele.backup.folder import Folder  # here, as each worker of Spark imports this module
+
     folder = Folder.at(options.rejects)
     folder.is_there()
     folder.make()
