@@ -154,7 +154,8 @@ replicas = Gauge(
 replicas_leading = Gauge("stele_replicas_leading", "Replicas on this node that lead.", registry=REGISTRY)
 leader_load = Gauge(
     "stele_leader_load",
-    "What clients ask of the leaders here a second, a mean of some 30 s: requests, and each 4 KiB that they bring.",
+    "Load of the leaders here a second, a mean of some 30 s. Requests, keys read, 4 KiB of a request and 16 KiB of "
+    "a scan count 1 each.",
     registry=REGISTRY,
 )
 replicas_resting = Gauge(

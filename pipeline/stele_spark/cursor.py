@@ -27,7 +27,7 @@ _RENEW_MOST_S = 300.0
 CLOCKS_APART = 10_000_000 << LOGICAL_BITS
 """In hybrid time: a range that was added after a time has no row that is older than that by so much."""
 _RENEWALS = 4
-"""A hold is renewed so many times before it would expire."""
+"""How many times a hold is renewed before it would expire."""
 
 
 class Cursor:

@@ -200,7 +200,7 @@ class Follower:
         )
 
     def _check_same(self, start: Offset) -> None:
-        """Refuse to go on from an offset if what came before no longer fits what comes."""
+        """Refuse to continue from an offset if the table was made again, recovered or altered since."""
         now, name = self._offset(0), self._options.table
         if start.table != now.table:
             raise Rejected(
@@ -210,14 +210,14 @@ class Follower:
             )
         if now.recoveries > start.recoveries:
             raise Rejected(
-                f"table {name}: a tablet lost its majority and was recovered, so rows that this stream has given may be gone, "
-                "and no delete says so; start the stream with a new checkpoint, and compare",
+                f"table {name}: a tablet lost its majority and was recovered, so rows that this stream has given may be gone "
+                "without a delete; start the stream with a new checkpoint, and compare",
                 code=Code.CURSOR_LOST,
             )
         self._check_columns(self._now)
 
     def _check_columns(self, now: Schema) -> None:
-        """Refuse other columns than those of the stream."""
+        """Refuse to continue if the columns are no longer those of the stream."""
         faults = []
         for name in self._names:
             column = now.by_id.get(self._ids.get(name, -1))

@@ -222,8 +222,11 @@ class Writer(ds.DataSourceArrowWriter):
 
 
 class _Writes:
-    """The writers of one attempt, one after the other. `writer_of(turn)` makes the writer for rows that are
-    the first, second and so on of their keys. Without `turns`, all rows count as the first."""
+    """The writers of one attempt, one after the other.
+
+    A key may have several rows. Writer 0 takes the first row of each key, writer 1 the second, and so on;
+    `writer_of(n)` makes writer n. Without `turns`, writer 0 takes all rows.
+    """
 
     def __init__(self, client: Client, writer_of: Callable[[int], BulkWriter], turns: Turns | None) -> None:
         self.rows_written = 0

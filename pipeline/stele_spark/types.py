@@ -88,7 +88,9 @@ _OF_CHANGES = (
 
 
 def stream_schema(schema: Schema) -> T.StructType:
-    """The Spark schema of a table's changes: its columns, null in deletes but for the key; then what a change is.
+    """The Spark schema of a table's changes: the table's columns, then those that describe the change.
+
+    In a delete all columns of the table but the key are null.
 
     Raises:
         Rejected: SCHEMA_MISMATCH: the table has a column of the same name.
@@ -104,7 +106,7 @@ def stream_schema(schema: Schema) -> T.StructType:
 
 
 def stream_projection(asked: T.StructType, table: Schema) -> list[str]:
-    """As `projection`, of a stream: names of the table's columns, and of what a change is.
+    """As `projection`, for a stream: names of columns of the table, and of columns that describe the change.
 
     Raises:
         Rejected: SCHEMA_MISMATCH, also if `_op` is missing: a delete would look like a row.

@@ -271,7 +271,7 @@ def test_a_form_that_is_made_up_is_damage(tmp_path: Path) -> None:
         if part in (PART_DELETED, PART_BLOOM, PART_BOUNDS):
             continue  # these have no form
         if part == PART_TIMES:  # otherwise a group of a few bytes could have any number of rows
-            with pytest.raises(Corrupt, match="bytes of times"):
+            with pytest.raises(Corrupt, match="bytes of timestamps"):
                 ColumnFile(path)
             continue
         with pytest.raises(Corrupt, match=r"form|codec"):

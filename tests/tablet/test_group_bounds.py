@@ -246,7 +246,7 @@ MADE_UP: list[tuple[str, Callable[[bytes], bytes], str]] = [
     ("cut off", lambda d: d[:-1], "end behind their part"),
     ("more nulls than rows", lambda d: d[:16] + struct.pack("<I", 4) + d[20:], "more nulls"),
     ("a bound of seven bytes", lambda d: d[:24] + b"\7" + d[25:], "a bound of 7 to 8 bytes"),
-    ("a bound too few", lambda d: d[:24] + b"\xff" + d[25:], "32 bytes of bounds that have 24"),
+    ("a bound too few", lambda d: d[:24] + b"\xff" + d[25:], "bounds of 24 bytes in 32 bytes"),
 ]
 
 

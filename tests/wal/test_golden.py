@@ -104,7 +104,13 @@ def test_what_is_written_today_reads_the_same(name: str, tmp_path: Path) -> None
 
 def test_dump_tells_all_of_a_golden_log(capsys: pytest.CaptureFixture[str]) -> None:
     text = "\n".join(describe(GOLDEN / "format-1-plain"))
-    for part in ("2.3 WRITE", "TOMBSTONED", "PROMOTE term 5 for replica 2", "FOOTER", "SNAPSHOT_END at 4.41"):
+    for part in (
+        "2.3 WRITE",
+        "TOMBSTONED",
+        "PROMOTE in term 5 for replica 2",
+        "FOOTER",
+        "SNAPSHOT_END at 4.41",
+    ):
         assert part in text
     assert "DAMAGED" not in text
     assert dump_main([str(GOLDEN / "format-1-zstd")]) == 0

@@ -29,7 +29,7 @@ WRITERS = "writers"
 BEAT_S = 5.0
 """How often a writer renews its file."""
 WATCH_S = 30.0
-"""A writer that did not renew its file for so long is taken to be gone."""
+"""A writer that did not renew its file for this long counts as gone."""
 _LOOK_S = 1.0
 
 

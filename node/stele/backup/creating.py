@@ -1,7 +1,7 @@
 """Writes a backup: all tables at one snapshot, each tablet as Parquet files in key order, the manifest last.
 
 Invariants: memory is bounded, however large a tablet is. Without a whole manifest there is no backup. A backup that was
-interrupted goes on behind its last whole file at the same snapshot, or begins anew and says so.
+interrupted goes on after its last whole file at the same snapshot, or begins anew and says so.
 """
 
 from __future__ import annotations

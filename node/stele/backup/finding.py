@@ -54,7 +54,8 @@ def find_backups(folder: Folder) -> list[Backup]:
 
 
 def _moment(backup: Backup) -> tuple[str, int, str]:
-    """The time of its rows: names have the second, manifests the rest."""
+    """The time of its rows, to sort by. The name gives it to the second; the manifest, if there is one,
+    exactly."""
     second = backup.backup_id.partition("-")[0]
     return second, backup.manifest.snapshot if backup.manifest is not None else 0, backup.backup_id
 

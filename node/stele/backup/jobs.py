@@ -248,7 +248,8 @@ def _ascends(found: pa.BinaryArray, last: pa.Scalar | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SumTablet:
-    """Read a tablet of a table. `scan`: with this tablet alone. `schema`: of the rows, under which they are summed up."""
+    """Sum up the rows of one tablet. `scan`: reads this tablet alone. `schema`: by which the checksum is
+    taken."""
 
     scan: ScanPlan
     schema: Schema

@@ -21,7 +21,7 @@ from stele.model.schema import Schema
 _GROUP_ROWS, _GROUP_BYTES = 128 << 10, 32 << 20
 """Size of a Parquet row group. Small ones are slow to read; large ones take memory."""
 FILE_BYTES = 64 << 20
-"""A file ends once it has this many bytes. Restore holds a file in memory, and an interrupted backup goes on behind its last
+"""A file ends once it has this many bytes. Restore holds a file in memory, and an interrupted backup goes on after its last
 whole file."""
 _READ_ROWS = 32_768
 _SAMPLE_ROWS, _DISTINCT_MAX = 8_192, 0.75

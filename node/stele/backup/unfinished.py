@@ -76,7 +76,7 @@ class Unfinished:
         except (ValueError, TypeError, KeyError) as exc:
             raise Corrupt(f"{name}: {exc!r}") from exc
         if after_key != done.last_key:
-            # An earlier run wrote it, behind a file that was damaged since and written anew with another end.
+            # An earlier run wrote it, after a file that was damaged since and written anew with another end.
             raise Corrupt(f"{name}: it does not follow the file before")
         if file is not None:
             checked_bytes(self._folder, self.plan.name_of(table, file), file)

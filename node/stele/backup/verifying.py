@@ -2,7 +2,8 @@
 
 Against itself: each file has the bytes that were written. Its columns and number of rows are right. Its keys ascend
 without repetition, and belong to their tablet. Against a table: it has as many rows, and the same checksum over all values
-(`stele.model.checksum`). A table that was backed up is read at the backup's time, another one now.
+(`stele.model.checksum`). The table that was backed up is read at the backup's time. Any other table is read
+as it is now.
 
 Invariant: everything that is wrong is reported, not only the first fault.
 """

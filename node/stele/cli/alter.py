@@ -66,7 +66,7 @@ def history_option(command: F) -> F:
 )
 @click.option("--owner", default=None, help="Who the table belongs to, for people.")
 @click.option("--no-owner", "unowned", is_flag=True, help="Remove the owner.")
-@click.option("--comment", default=None, help="What it is for.")
+@click.option("--comment", default=None, help="What the table is for.")
 @click.option("--no-comment", "uncommented", is_flag=True, help="Remove the comment.")
 @history_option
 @click.option("--yes", is_flag=True, help="Do not ask before columns or ranges are dropped.")

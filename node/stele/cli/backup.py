@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     metavar="TIME",
     default=None,
     callback=seconds_of,
-    help="Keep the tables' history for so long, for an incremental backup to follow: 36h, 8d [default: 2d with --incremental].",
+    help="Keep the tables' history this long, so that an incremental backup can follow: 36h, 8d [default: 2d with --incremental].",
 )
 @click.option("--anew", is_flag=True, help="Remove an unfinished backup of the same tables, and begin anew.")
 @click.option(

@@ -51,7 +51,7 @@ def create(keyspace: str, replication_factor: int, masters: str, as_json: bool) 
     type=click.FloatRange(0.0),
     default=None,
     metavar="SECONDS",
-    help="Read at a follower, a value that is up to so old.",
+    help="Read at a follower; the value may be this many seconds old.",
 )
 def get(
     keyspace: str, key: str, masters: str, timeout_s: float, as_json: bool, max_staleness: float | None

@@ -27,7 +27,7 @@ _LOOK_S, _PATIENCE_S = 0.2, 5.0
     type=click.IntRange(min=0),
     default=None,
     metavar="REVISION",
-    help="Print the changes behind this revision, too [default: from now on].",
+    help="Also print the changes after this revision [default: from now on].",
 )
 @masters_option
 @json_option

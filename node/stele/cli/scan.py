@@ -49,7 +49,7 @@ _TABLE_ROWS_MAX = 1_000
     type=click.FloatRange(0.0),
     default=None,
     metavar="SECONDS",
-    help="Read at followers, rows that are up to so old.",
+    help="Read at followers; the rows may be this many seconds old.",
 )
 @click.option(
     "--since",

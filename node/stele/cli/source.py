@@ -95,9 +95,8 @@ class Input:
 
 @contextmanager
 def opened(paths: Sequence[str], form: str, *, again: bool) -> Iterator[list[Input]]:
-    """The inputs. `again`: they are read more than once, so standard input is copied to a file first.
-
-    The same holds for formats that are not read from front to back.
+    """The inputs. Standard input is copied to a file first if it is read more than once (`again`) or is not
+    CSV. The other formats are not read from front to back.
 
     Raises:
         Rejected: an unknown suffix, no such file, standard input twice, or gzip there.

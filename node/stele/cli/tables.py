@@ -169,7 +169,7 @@ def describe(name: str, masters: str, as_json: bool) -> None:
 @replication_option(default=None)
 @click.option("--name", "named", default="", help="Name of the table [default: the name in the file].")
 @click.option("--owner", default=None, help="Who the table belongs to, for people.")
-@click.option("--comment", default=None, help="What it is for.")
+@click.option("--comment", default=None, help="What the table is for.")
 @history_option
 @masters_option
 @timeout_option

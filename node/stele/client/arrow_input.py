@@ -158,8 +158,8 @@ def _says_text(type_: pa.DataType) -> bool:
 
 
 def _why_refused(column: Column, scalar: pa.Scalar, why: str) -> str:
-    """Why a value was refused. A number is told in the words that a session uses. Text and dates are not, because a
-    session accepts less of them."""
+    """Why a value was refused. For a number: in the words of a session. A session refuses some texts and
+    dates that are accepted here, so its words would not fit them."""
     value = python_value(scalar)
     told = column.fault(value) if isinstance(value, (int, float, Decimal)) else ""
     return told or f"column {column.name}: {shown(value)} is not {column.a_type} ({why})"

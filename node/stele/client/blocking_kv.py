@@ -117,8 +117,8 @@ class KeySpace:
         """One key, or those that begin with `prefix`, or all; with the revision at which they are read
         (linearizable). Raises what `replace` raises.
 
-        `max_staleness`: they may be up to so many seconds old. Then the nearest replica answers, followers first. Changes of this
-        client are in it, and reads of a client never go back.
+        `max_staleness`: they may be up to this many seconds old. Then the nearest replica answers, followers
+        first. Changes of this client are in it, and reads of a client never go back.
 
         Example:
             >>> revision = space.replace("colour", "blue")
@@ -142,7 +142,7 @@ class KeySpace:
 
         Each change comes once, in order of the revisions. Those of one write come together. It goes on at a new
         leader. Raises Rejected COMPACTED, if nodes no longer keep changes from so long ago; also later, if the caller
-        takes them too slowly. Then read all keys with `snapshot`, and watch behind its revision.
+        takes them too slowly. Then read all keys with `snapshot`, and watch after its revision.
 
         Example:
             >>> revision = space.replace("colour", "blue")

@@ -148,7 +148,10 @@ def _of_floats(array: pa.Array, wanted: pa.DataType) -> Iterator[tuple[pa.Array,
             found = pc.cast(fitting, wanted)
         except NO_CAST:
             return
-        yield pc.not_equal(pc.cast(pc.cast(found, pa.string()), array.type), fitting), "it has more digits"
+        yield (
+            pc.not_equal(pc.cast(pc.cast(found, pa.string()), array.type), fitting),
+            "it has more digits than the type keeps",
+        )
 
 
 def _of_times(array: pa.Array, wanted: pa.DataType) -> Iterator[tuple[pa.Array, str]]:

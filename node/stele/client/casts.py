@@ -38,7 +38,11 @@ def cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     found = pc.cast(array, wanted)
     if pa.types.is_decimal(wanted) and pa.types.is_floating(given):
         # By way of text: from a decimal, Arrow may give a neighbour of the nearest number.
-        _check(array, pc.equal(pc.cast(pc.cast(found, pa.string()), given), array), "it has more digits")
+        _check(
+            array,
+            pc.equal(pc.cast(pc.cast(found, pa.string()), given), array),
+            "it has more digits than the type keeps",
+        )
     if pa.types.is_floating(wanted):
         _check(array, pc.invert(turned_infinite(array, found)), "it is too large")
     return found

@@ -48,7 +48,7 @@ class KeyValue:
 
 @dataclass(frozen=True, slots=True)
 class KeySnapshot:
-    """Keys in order, as they were at `revision`. A watch behind that revision misses nothing.
+    """Keys in order, as they were at `revision`. A watch after that revision misses nothing.
 
     Example:
         >>> space.write({"colour": "blue", "owner": "me"}) == space.snapshot().revision
@@ -131,8 +131,8 @@ class AsyncKeySpace:
     ) -> KeySnapshot:
         """One key, or those that begin with `prefix`, or all; with the revision at which they are read (linearizable).
 
-        `max_staleness`: they may be up to so many seconds old. Then the nearest replica answers, followers first. Changes of this
-        client are in it, and reads of a client never go back.
+        `max_staleness`: they may be up to this many seconds old. Then the nearest replica answers, followers
+        first. Changes of this client are in it, and reads of a client never go back.
         """
         raw, is_prefix = _one_or_prefix(key, prefix)
         self._ensure_version("a revision")
@@ -160,7 +160,7 @@ class AsyncKeySpace:
 
         Raises:
             Rejected: COMPACTED: nodes no longer keep changes from so long ago; also later, if the caller takes them too
-                slowly. Read all keys with `snapshot`, and watch behind its revision. UNSUPPORTED_VERSION.
+                slowly. Read all keys with `snapshot`, and watch after its revision. UNSUPPORTED_VERSION.
         """
         raw, is_prefix = _one_or_prefix(key, prefix)
         since = None if after is None else arguments.whole_number(after, "after", least=0, most=_REVISION_MAX)

@@ -252,7 +252,8 @@ class TableReads:
         planned, seconds = plan(), self._seconds(timeout_s)
 
         async def replan() -> ScanPlan:
-            """While the table is ALTERING, the masters still give the earlier columns."""
+            """Plan again with the columns of a newer schema. Waits for it: while a table is ALTERING, the
+            masters still give the earlier one."""
             until = time.monotonic() + seconds
             while self._table.schema.version <= planned.schema.version and time.monotonic() < until:
                 await self._table.refresh()

@@ -324,9 +324,9 @@ class AsyncTable:
         years 1 to 9999. Such a date is returned as its number of days since 1970, such a time as
         microseconds.
 
-        `max_staleness`: the row may be up to so many seconds old. Then the nearest replica answers, followers first, and an
-        `AgedRow` says how old the row is. It holds what this client has written, and reads of a client never go back.
-        `snapshot`: the row as it was at that time, from any replica.
+        `max_staleness`: the row may be up to this many seconds old. Then the nearest replica answers,
+        followers first, and an `AgedRow` says how old the row is. It holds what this client has written, and
+        reads of a client never go back. `snapshot`: the row as it was at that time, from any replica.
 
         Raises:
             Rejected: a key that does not fit, or an unknown column.
@@ -391,8 +391,8 @@ class AsyncTable:
 
         `snapshot`: a hybrid time or a datetime; default: now, and never below what this client has seen
         written. 0, the timestamp of a write that sent nothing, means now too. A datetime or time without a
-        zone is UTC, also in predicates and bounds. `max_staleness`: read followers first, at a snapshot up to so many
-        seconds old. `timeout_s`: how long to wait from one batch of a tablet to the next.
+        zone is UTC, also in predicates and bounds. `max_staleness`: read followers first, at a snapshot up to
+        this many seconds old. `timeout_s`: how long to wait from one batch of a tablet to the next.
 
         Raises:
             Rejected: an unknown column, or a value that does not fit.

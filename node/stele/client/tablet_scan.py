@@ -178,7 +178,7 @@ class _Patience:
 class TabletScan:
     """One tablet of a scan, read in the calling thread: `for batch in TabletScan(...)`.
 
-    A scan in key order resumes at another replica behind its last row. A scan without order starts again and
+    A scan in key order resumes at another replica after its last row. A scan without order starts again and
     yields None: discard what came before. `locate` is called in the same thread after a replica did not
     answer. It asks the masters for the replicas' addresses, and may return before they answer. An exception
     from it ends the scan.
@@ -377,7 +377,7 @@ def _named(batch: pa.RecordBatch, arrow: pa.Schema) -> pa.RecordBatch:
 
 
 def with_key_columns(plan: ScanPlan) -> ScanPlan:
-    """The same scan with all key columns; missing ones are added behind the others."""
+    """The same scan with all key columns; missing ones are added after the others."""
     wanted = plan.spec.column_ids or plan.schema.column_ids
     extra = tuple(int(c.id) for c in plan.schema.key_columns if c.id not in wanted)
     return replace(plan, spec=replace(plan.spec, column_ids=(*wanted, *extra)))

@@ -1,6 +1,6 @@
 """A watch on keys of a key space: each change once, in order. Made by `AsyncKeySpace.watch`.
 
-The leader pushes. When it is gone, the watch goes on at the next one, behind the last change or mark that came. Memory for
+The leader pushes. When it is gone, the watch goes on at the next one, after the last change or mark that came. Memory for
 changes that nobody takes is bounded: then the node is told to stop, and the watch begins again where it was.
 
 Invariant: a change is given once. `revision` rises only once everything up to it was given.
@@ -25,7 +25,7 @@ VERSION_NEEDED = 2
 """The cluster version from which all nodes push changes, and know leases."""
 _WAITING_BYTES_MAX = 8 << 20
 _SILENT_S = 10.0
-"""A node sends a mark every 2 s. One that sends nothing for so long is asked again."""
+"""A node sends a mark every 2 s. If it sends nothing for this long, the watch asks again."""
 _PAUSE_S = 0.05
 _revision = attrgetter("revision")
 

@@ -153,9 +153,9 @@ class _Landing:
             self.settle(0, 0)
 
     def settle(self, begin: int, end: int) -> None:
-        """Sync the bytes written, and compare the kernel's copy of them.
+        """Sync a part of the file that was written, and compare the checksums of what the kernel holds of it.
 
-        After the last ones the file gets its name.
+        After the last part the file is renamed to its final name.
         """
         try:
             with self.path.open("rb", buffering=0) as f:

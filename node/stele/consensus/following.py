@@ -100,7 +100,8 @@ class Following:
         return incarnation == self.standing.superblock.tablet_incarnation
 
     async def _ask(self, since_us: int, now_us: int) -> _Known:
-        """An answer to a question that was asked at `since_us` or later: to one under way, or to a new one."""
+        """The leader's answer. Waits for the question under way if it was asked at `since_us` or later, else
+        asks anew."""
         asking = self._asking
         if asking is None or asking.asked_us < since_us or not self._counts(asking.incarnation):
             asking = self._begin(now_us)

@@ -226,7 +226,7 @@ def _older(replica: ReplicaView, by_ms: int) -> ReplicaView:
 
 
 def ageless(tablet: TabletView) -> TabletView:
-    """The tablet without the ages of those reports that mean the same at any age."""
+    """The tablet with age 0 for those reports whose age does not matter."""
     return replace(tablet, replicas=tuple(r if r.ages else replace(r, age_ms=0) for r in tablet.replicas))
 
 

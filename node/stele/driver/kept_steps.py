@@ -21,10 +21,10 @@ Refuses = Callable[[str], bool]
 
 
 class Asked:
-    """What the checks of one tablet asked for, beside its situation.
+    """What a tablet's step depends on beside the tablet's situation, noted while its checks run.
 
-    `others`: for something that other tablets, time or a driver's memory may change. `refused`: kinds of slots that
-    they did not get."""
+    `others`: whether they asked for what other tablets, time or a driver's memory may change. `refused`: the
+    kinds of slots that were asked for and not free."""
 
     def __init__(self) -> None:
         self.others = False

@@ -204,8 +204,9 @@ def _path_in_all(spread: _Spread, share: Counter[str], source: str) -> list[str]
 
 
 def _spread_sites(spread: _Spread, share: Counter[str]) -> bool:
-    """Move a leader to a node that leads one fewer, in a zone or on a machine that leads fewer by STEP. Counts of nodes
-    and tables stay what they are, but for their order."""
+    """Move a leader to a node that leads one fewer, if its zone or machine leads fewer by STEP.
+
+    The two nodes swap their counts, so the balance of nodes and tables stays as good."""
     room, tables = _room(spread, share), spread.of_table
     for source in spread.heaviest():
         for target in spread.beside(source):

@@ -31,11 +31,11 @@ STEP_SHARE, STEP_MIN = 0.2, 200
 """A step is this part of the mean load of a node, and at least this many requests a second. These take a node less than 1 %
 of a processor. So clusters with little to do stay as they are."""
 _BUSIEST_MAX = 32
-"""Of one node's leaders that may go to another one, so many are examined, the busiest first."""
+"""The most leaders of one node that are examined for a move to another one, the busiest first."""
 _PAIRS_MAX = 64
 """The most pairs of nodes that are examined for one exchange, those that differ most first."""
 _WAYS_PAIRS_MAX, _WAYS_MAX = 8, 4
-"""For so many of these pairs ways over other nodes are sought, for so many of the busiest leaders each."""
+"""For this many of these pairs, and this many busiest leaders of each, ways over other nodes are sought."""
 _WAY_MAX = 3
 """The most leaders that go back for a busy one."""
 
@@ -131,7 +131,7 @@ class _Loads:
     # --- candidates
 
     def next(self, most: int) -> _Swap | None:
-        """The next exchange, of at most so many steps, or None."""
+        """The next exchange, of at most this many moves; None if there is none."""
         if most < 2:
             return None  # half an exchange would change the counts
         for kind in range(len(self.kinds)):

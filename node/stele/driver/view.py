@@ -250,7 +250,8 @@ class Tablets(Sequence[TabletView]):
         self._at: Mapping[str, int] = {t.tablet_id: place for place, t in enumerate(every)}
 
     def with_newer(self, newer: Mapping[str, TabletView]) -> Tablets:
-        """The same tablets, those in `newer` (by id) in the place of what was known of them. Others in it are ignored."""
+        """These tablets, with the newer view of each that `newer` has, by id. Other ids in `newer` are
+        ignored."""
         changed: dict[int, list[TabletView]] = {}
         for tablet_id, tablet in newer.items():
             place = self._at.get(tablet_id)

@@ -192,9 +192,14 @@ def _behind(lead: Leadership) -> list[NodeRecord]:
 
 
 async def _serving(lead: Leadership, table_id: str, among: set[str]) -> set[str]:
-    """Those of these nodes that may serve the table. They answer and hold a replica, or they led a tablet
-    when last heard. Or they are so many that they may have elected a leader since. One silent node alone is
-    elected only if the leader fails before the node hears a master."""
+    """Those of these nodes that may still serve the table. Each matches one of three cases:
+
+    - It is live and holds a replica.
+    - It led a tablet of the table when last heard.
+    - It and others of these nodes are a majority of a tablet, so they may have elected a leader since.
+
+    One silent node with live peers is not such a case: it hears a master before it can lead, unless the
+    leader fails just then."""
     alive = {n for n in among if lead.is_alive(lead.catalog.nodes[n])}
     found: set[str] = set()
     for number, row in enumerate(lead.catalog.current_tablets(table_id), 1):

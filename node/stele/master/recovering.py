@@ -173,7 +173,7 @@ def _survivor(lead: Leadership, row: TabletRecord, node_id: NodeId, replica_id: 
         raise Rejected(f"{what} has FAILED ({report.status.error}): its rows cannot be trusted")
     known = row.config.peer(replica_id) or Peer(node_id, replica_id, "")
     if known.node_id != node_id or replica_id >= row.next_replica_id:
-        raise Rejected(f"{what}: the tablet never had it")
+        raise Rejected(f"{what}: the catalog never gave the tablet such a replica")
     address = lead.liveness.located(node).address or known.address
     return Peer(node_id, known.replica_id, address, MemberType.VOTER)
 

@@ -87,7 +87,7 @@ class Starts:
             return
         # Nobody has confirmed one that was heard meanwhile either.
         log.warning(
-            "a later start of a node does not answer at its address: forgotten",
+            "a start of a node was announced, but does not answer at its address: ignored",
             node=life.node_id,
             address=address,
             incarnation=life.incarnation,

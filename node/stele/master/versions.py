@@ -45,9 +45,10 @@ def require_version(lead: Leadership, version: int, what: str) -> None:
 
 
 def require_readers(lead: Leadership, version: int, what: str) -> None:
-    """Refuse `what` while a live member could not read it: for what cannot wait until a version is finalized.
+    """Refuse `what` while a live member could not read its result. For changes that do not wait for
+    `finalize`.
 
-    Afterwards the release before cannot come back on all volumes.
+    After such a change, the release before cannot come back on all volumes.
 
     Raises:
         Rejected: UNSUPPORTED_VERSION, with the members that lag.

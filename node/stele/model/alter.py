@@ -96,8 +96,8 @@ def _taken(name: str, columns: Sequence[Column]) -> list[str]:
 
 
 def _written_fault(column: Column) -> str:
-    """Why a row would get another default than the text says. Empty if it would not, or if `Schema` refuses
-    the text anyway."""
+    """How the default that a row gets would differ from the written one. Empty if it would not differ, or if
+    `Schema` refuses the text anyway."""
     try:
         column.default_scalar()
     except Rejected:

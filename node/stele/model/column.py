@@ -227,8 +227,8 @@ class Column:
         is UTC.
 
         Raises:
-            Rejected: a value does not fit the column. None is rounded, cut or parsed to make it fit, except
-                for the precision of `float`.
+            Rejected: a value does not fit the column. Values are never rounded, cut or parsed to
+                make them fit, except for the precision of `float`.
         """
         arrow = self.arrow
         sound = _SOUND.get(self.type)

@@ -106,7 +106,7 @@ def member_type_of(number: int, whose: str) -> MemberType:
 
 _FIRST, _RECOVERED = 1, 2
 """Versions of the bytes. A configuration of a tablet that was never recovered is written in the first, which
-every release reads. The other has the incarnation behind the peers."""
+every release reads. The other has the incarnation after the peers."""
 
 
 def encode_configuration(config: Configuration) -> bytes:

@@ -26,7 +26,7 @@ KEY_BYTES_MAX = 4096
 VALUE_BYTES_MAX = 8 << 20
 OPERATIONS_MAX = 65_535
 WRITE_KEYS_MAX = 1_000
-"""Most keys that one write of a client names. A node takes some milliseconds for so many."""
+"""The most keys that one write of a client may name. They take a node some milliseconds."""
 WRITE_BYTES_MAX = 8 << 20
 """Most bytes of one write of a client: keys, values, expected values, and 16 more for each key."""
 _HEADER = struct.Struct("<BBH")

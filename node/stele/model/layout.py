@@ -309,7 +309,9 @@ def _bits(raw: bytes, begins: _Ints, rows: _Ints, row: _Ints) -> npt.NDArray[np.
 def _validity(
     raw: bytes, begins: _Ints, lacking: npt.NDArray[np.bool_], rows: _Ints, row: _Ints
 ) -> pa.Buffer | None:
-    """Which values of a column are not null, if some blocks have no validity bits (`lacking`)."""
+    """The validity bits of a column in all blocks. None: every value is there.
+
+    `lacking`: which blocks have nulls; only these have bits, at their `begins`. The rest: see `_bits`."""
     if not lacking.any():
         return None
     present = _bits(raw, begins * lacking, rows, row) | ~np.repeat(lacking, rows)

@@ -81,7 +81,7 @@ _ONE_VALUE = (str, bytes, bytearray, memoryview, Mapping)
 
 UPSERT, DELETE = "upsert", "delete"
 CHANGE_FIELDS = (pa.field("_op", pa.string(), nullable=False), pa.field("_ts", pa.uint64(), nullable=False))
-"""What rows of changes have behind the table's columns: UPSERT or DELETE, and the hybrid time of the write."""
+"""What rows of changes have after the table's columns: UPSERT or DELETE, and the hybrid time of the write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class ScanSpec:
         try:
             raw = parse_json(text)
             if max(len(raw["columns"]), len(raw["predicates"])) > COLUMNS_MAX:
-                raise ValueError(f"more than {COLUMNS_MAX} columns, or predicates")
+                raise ValueError(f"more than {COLUMNS_MAX} columns, or more than {COLUMNS_MAX} predicates")
             predicates = tuple(
                 _predicate(int(c), str(op), packed, schema) for c, op, packed in raw["predicates"]
             )

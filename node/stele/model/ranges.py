@@ -64,7 +64,7 @@ class RangePartition:
         return UNCOVERED in self.numbers
 
     def ordinal(self, number: int, buckets: int, bucket: int) -> int:
-        """The ordinal of a tablet, by the number of its range and by its bucket of so many."""
+        """The ordinal of a tablet, by the number of its range and its hash bucket."""
         first = self.first if self.numbers else len(self.split_keys) + 1
         return bucket * first + number if number < first else number * buckets + bucket
 

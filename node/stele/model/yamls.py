@@ -1,7 +1,8 @@
 """Strict reading of YAML that people write: within bounds, and no key twice. Opens no files.
 
-Invariants: every fault of a text is a YAMLError, a ValueError or a RecursionError. A text never stands for more than
-VALUES_MAX values. The parser would silently drop the first of two equal keys; `keys_twice` finds them.
+Invariants: every fault of a text is a YAMLError, a ValueError or a RecursionError. Aliases expand a text to
+VALUES_MAX values at most. The parser would silently drop the first of two equal keys;  `keys_twice` finds
+them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from yaml.constructor import ConstructorError
 from stele.model.jsons import DEPTH_MAX, too_deep
 
 VALUES_MAX = 100_000
-"""A few lines of aliases of aliases stand for more values than any memory holds, once somebody writes them out."""
+"""A limit for values after aliases are expanded: a few lines of nested aliases can expand past any memory."""
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -77,7 +78,7 @@ class BoundedLoader(yaml.SafeLoader):
             if size > VALUES_MAX:
                 line = node.start_mark.line + 1
                 raise ConstructorError(
-                    None, None, f"line {line}: its aliases stand for more than {VALUES_MAX:,} values"
+                    None, None, f"line {line}: its aliases expand to more than {VALUES_MAX:,} values"
                 )
         return node
 

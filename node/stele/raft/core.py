@@ -77,7 +77,8 @@ class RaftCore:
 
     @property
     def cause(self) -> str:
-        """The event in hand, as the cause of an effect names it. After an error: the event that failed."""
+        """The event that is being handled, in the words of an effect's `cause`. After an error: the event
+        that failed."""
         return cause_of(self.state.event)
 
     # What is known

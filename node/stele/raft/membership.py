@@ -162,8 +162,7 @@ def _unreachable_majority(
             Code.UNSAFE_CHANGE,
             f"{len(helping)} of the {len(voters)} voters of the new configuration can be reached and keep up "
             f"(one that is being added does not count), but {majority} are needed; replica {', '.join(stuck)} answers but "
-            f"acknowledges no entry that it lacks: its disk may hang, or it needs a copy; wait, or restart "
-            f"its node",
+            f"acknowledges no new entry: its disk may hang, or it needs a copy; wait, or restart its node",
         )
     return Refusal(
         Code.UNSAFE_CHANGE,

@@ -42,7 +42,7 @@ REQUESTS_PER_TURN = 256
 WRITE_DEADLINE_MS = 10_000
 """How long a write waits for its outcome if its client does not say."""
 PUSHED_BYTES_MAX = 1 << 20
-"""While so many bytes of pushed messages wait to be sent, a stream is full."""
+"""A stream is full while this many bytes of pushed messages wait to be sent."""
 _LOOK_AGAIN_S = 0.02
 """The least time between two checks for writes past their deadline. Callers may hear of it this much late."""
 
@@ -63,7 +63,7 @@ class Answers(Protocol):
     def watch(
         self, request: tserver_pb2.KvWatchRequest, sink: Sink
     ) -> Coroutine[Any, Any, tserver_pb2.KvWatchResponse]:
-        """Begin to push changes of keys to the client, or stop. What is pushed leaves behind the answer."""
+        """Begin to push changes of keys to the client, or stop. What is pushed leaves after the answer."""
 
 
 class Sink(Protocol):

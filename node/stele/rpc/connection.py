@@ -113,7 +113,7 @@ class FramedConnection(asyncio.Protocol):
         self._held_bytes = 0
         self._heard = self._ticked = 0.0
         self._written = self._acknowledged = 0
-        self._pinged_at = 0  # offset in the written bytes behind the unanswered ping
+        self._pinged_at = 0  # offset in the written bytes after the unanswered ping
         self._timer: asyncio.TimerHandle | None = None
 
     # --- asyncio.Protocol

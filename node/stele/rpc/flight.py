@@ -42,7 +42,7 @@ SCANS_MAX = 32
 COPIES_MAX = 64
 STALLED_S = 60.0
 """A reader that takes nothing for this long loses its place and its view. If it goes on, an error tells it to
-scan again; our readers continue behind the last row. Its thread stays in gRPC, where no call ends it, until
+scan again; our readers continue after the last row. Its thread stays in gRPC, where no call ends it, until
 it goes on or leaves."""
 _CLOSE_S = 5.0
 
@@ -307,7 +307,7 @@ class _Batches(Iterator[Rows]):
         if self._stalled_s:
             raise Retryable(
                 f"the reader took nothing for {self._stalled_s:g} s, and its place was given to others; "
-                "scan again behind the last row",
+                "scan again after the last row",
                 code=Code.TIMED_OUT,
             )
 

@@ -2,7 +2,7 @@
 
 pyarrow has no limit for messages: it holds each one whole, several times over, before it calls our code. So
 this asks the kernel how much arrived on each connection (TCP_INFO), and finds the sockets among the process's
-own. The server says which messages were complete (`came`). What arrived and did not come is held. If the
+own. The server says which messages were complete (`came`). What arrived and is not complete is held. If the
 system cannot tell, nothing is watched.
 
 A look at 500 connections takes about 2 ms, so there is one every LOOK_S. A large message takes memory while
@@ -40,7 +40,8 @@ GREW_S = 0.05
 """Seconds between two looks at the process's memory."""
 GREW_BYTES = 16 << 20
 _ACKED_SHARE = 64
-"""A reader of a scan may send one byte for so many that it read, to acknowledge them. The readers that were measured send fewer."""
+"""A reader of a scan may send one byte for this many that it read, to acknowledge them. Measured readers send
+fewer."""
 _ACKED_AND_RECEIVED = struct.Struct("=QQ")
 _ACKED_AT = 120
 """Offsets of tcpi_bytes_acked and tcpi_bytes_received in the kernel's struct tcp_info."""
@@ -61,7 +62,10 @@ class Flow:
         self._received = self._acked = 0
 
     def passed(self, seconds: float, acked: int, received: int, came: int) -> None:
-        """Totals of the connection, and the bytes of messages that were complete since the last look."""
+        """Take the kernel's totals of this connection.
+
+        `acked`, `received`: bytes since it began. `came`: bytes of messages completed in the last `seconds`.
+        """
         brought = received - self._received - (acked - self._acked) // _ACKED_SHARE
         self._received, self._acked = received, acked
         self.held = max(0, self.held + max(0, brought) - came - int(DRIFT_BYTES * seconds))
@@ -169,7 +173,8 @@ class InflowWatch:
             flow.passed(seconds, acked, received, came)
 
     def _judge(self, held: list[tuple[int, int, Flow]]) -> None:
-        """End those that hold too much, beginning with the one that holds most."""
+        """End the connections that hold too much, beginning with the one that holds most. `held`: (bytes, fd,
+        flow)."""
         left = sum(size for size, _, _ in held)
         for size, fd, flow in sorted(held, key=lambda each: -each[0]):
             if size <= HELD_BYTES_MAX and left <= ALL_BYTES_MAX:

@@ -41,7 +41,7 @@ class Ticket:
     that the ticket is for; None: not said. `incarnation`: of the tablet; 0: any, since release 0.1.0 does not
     tell it. The schema of the rows says of which one they are (`with_incarnation`). `prepared`: the log index that
     PrepareSnapshot gave for this snapshot and incarnation, so that any replica may serve it; 0: not prepared. `resumable`: rows come
-    in key order. The metadata of each batch are the least key behind its last row. A reader that lost its node
+    in key order. The metadata of each batch are the least key after its last row. A reader that lost its node
     sends the ticket to another replica, with that as the scan's `lower`. A node of an earlier release sends no
     metadata. `any_replica`: a follower that cannot know whether it holds the snapshot asks its leader. Without it, the reader is
     sent to the leader.
@@ -113,8 +113,8 @@ def with_incarnation(schema: pa.Schema, incarnation: int) -> pa.Schema:
 
 
 def incarnation_of(schema: pa.Schema) -> int:
-    """Of which incarnation the rows of a scan are. 0 if it does not say so: no tablet of a node that never says
-    so was ever recovered.
+    """The tablet's incarnation when the rows were read. 0 if the schema has none: the tablet was never
+    recovered.
 
     Raises:
         Retryable: UNAVAILABLE: it is no incarnation.
@@ -224,9 +224,9 @@ class ScanCommand:
 
     `snapshot` 0 means now. The rest is for whole tables. `where`: as in stele.model.where. `limit`: for each
     ticket. `resumable`: as in `Ticket`. `statistics`: ask the leaders how many rows and bytes there are. `prepare`: have
-    the leaders prepare the snapshot, so that any replica serves it. `part_bytes`: cut tablets into tickets of about so many
-    bytes of files; 0: one ticket for each tablet. `max_staleness_ms`: in the place of a snapshot, one that may be so old, for
-    followers; None: no such wish.
+    the leaders prepare the snapshot, so that any replica serves it. `part_bytes`: cut tablets into tickets of
+    about this many bytes of files; 0: one ticket for each tablet. `max_staleness_ms`: in the place of a
+    snapshot, one that may be so old, for followers; None: no such wish.
     """
 
     table: str = ""
@@ -310,7 +310,7 @@ def _decode(raw: bytes, what: str, parse: Callable[[dict[str, Any]], T], newest:
         version = raw[0] if raw else "none"
         known = TICKET_VERSION if newest == TICKET_VERSION else f"{TICKET_VERSION} to {newest}"
         raise Rejected(
-            f"{what}: version {version} is unknown; this program reads {known}: a byte, then JSON",
+            f"{what}: version {version} is unknown; expected version {known} in the first byte, then JSON",
             code=Code.UNSUPPORTED_VERSION,
         )
     try:

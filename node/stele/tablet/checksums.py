@@ -13,7 +13,7 @@ from threading import Lock
 from stele.model.errors import Corrupt
 
 Range = tuple[int, int, int]
-"""Offset of the first byte, offset behind the last one, and the CRC-32C of the bytes between."""
+"""Offset of the first byte, offset after the last one, and the CRC-32C of the bytes between."""
 SumOf = Callable[[int, int], int]
 """Gives the CRC-32C of `length` bytes (second argument) from an offset (first) on."""
 SumsInside = Callable[[str, int, Callable[[int, int], bytes]], "RangeSums | None"]

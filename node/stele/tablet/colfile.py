@@ -56,7 +56,7 @@ _INFLATED_BYTES_MAX = 32 << 20
 
 
 class _Kept:
-    """The arrays that files keep, oldest first: up to a number, and those that take memory up to so many bytes. Any thread."""
+    """The arrays that files keep in memory, oldest first. Bounded in number and in bytes. Any thread."""
 
     def __init__(self, number_max: int, bytes_max: int) -> None:
         self._number_max, self._bytes_max = number_max, bytes_max

@@ -140,8 +140,11 @@ def column_schema(column: Column) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """A file's footer. `parts`: (part, group) to (offset, length without padding, CRC-32C with padding). `forms`: of the
-    parts that are not plain (encoding.py)."""
+    """A file's footer.
+
+    `parts`: (part, group) to (offset, length without padding, CRC-32C with padding). `forms`: how the parts
+    that are not plain are encoded (encoding.py).
+    """
 
     schema: Schema
     rows: int
@@ -273,15 +276,15 @@ def _ensure_consistent(footer: Footer, size: int) -> None:
     number of rows asks for more memory than the file has bytes."""
     for told, position in ((footer.rows, 0), (footer.deletes, 2)):
         if told != sum(group[position] for group in footer.groups):
-            raise ValueError("its totals are not those of its groups")
+            raise ValueError("its totals are not the sums of its groups")
     if any(offset + length > size for offset, length, _ in footer.parts.values()):
-        raise ValueError("a part lies behind its end")
+        raise ValueError("a part lies after its end")
     for number, group in enumerate(footer.groups):
         _, length, _ = footer.parts[PART_TIMES, number]
         form = footer.forms.get((PART_TIMES, number), PLAIN)
         # With a dictionary each row has an index of a byte or more.
         if length < group[0] if form == DICTIONARY else length != _TIME_BYTES * group[0] or form != PLAIN:
-            raise ValueError(f"group {number} has {group[0]} rows, and {length} bytes of times")
+            raise ValueError(f"group {number} has {group[0]} rows, but {length} bytes of timestamps")
 
 
 def sums_inside(name: str, size: int, read: Read) -> RangeSums | None:

@@ -39,7 +39,7 @@ OF_ONE_LENGTH = struct.Struct("<I12x")
 NARROWED = struct.Struct("<Iq4x")
 """Before narrow numbers: the width of each, and what is added to it."""
 INDEX_BITS = 8
-"""An index takes as much as a value of so many bits."""
+"""An index has at least this many bits, so values of no more bits get no dictionary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ def _indexed(buffer: pa.Buffer, kind: pa.DataType, rows: int) -> Indexed:
 
 
 def _texts(buffer: pa.Buffer, count: int) -> tuple[npt.NDArray[np.int32], pa.Buffer]:
-    """The offsets of so many texts, and their bytes."""
+    """The offsets of `count` texts, and their bytes."""
     size = np.dtype(np.int32).itemsize * (count + 1)
     if buffer.size < size:
         raise ValueError(f"offsets of {count} values in {buffer.size} bytes")

@@ -146,8 +146,8 @@ class ExactlyOnce:
         unfinished = sum(sequence >= header.lowest_unfinished for sequence in client.outcomes)
         if unfinished >= self._outcomes_each:
             raise Retryable(
-                f"{unfinished} writes of this client id are unfinished, counted from its lowest unfinished "
-                f"sequence {header.lowest_unfinished}; raise that sequence once their outcomes are known",
+                f"this client id has {unfinished} unfinished writes, from sequence {header.lowest_unfinished} on; "
+                "raise its lowest unfinished sequence once you know outcomes",
                 code=Code.THROTTLED,
             )
 
@@ -167,8 +167,9 @@ class ExactlyOnce:
             if header.first_attempt_us <= self._mark_us:
                 return _refused(
                     Code.TOO_OLD,
-                    f"client id made at {header.first_attempt_us} µs, the expiry mark is {self._mark_us}: "
-                    "whether this write was done before is not known; read, then write under a new client id",
+                    "this write may have been done before: its client id is so old that its writes are forgotten "
+                    f"(made at {header.first_attempt_us} µs, forgotten up to {self._mark_us} µs); read the row, then "
+                    "write it under a new client id",
                 )
             client = _Client(header.first_attempt_us, now_us, header.lowest_unfinished, {})
         if client is not self._newest:

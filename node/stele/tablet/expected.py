@@ -17,7 +17,7 @@ class _Active(Protocol):
 
 
 class Expected:
-    """The expected ids of one kind."""
+    """The new ids, all of clients or all of jobs, that have proposed writes."""
 
     def __init__(self) -> None:
         self._ids: set[bytes] = set()

@@ -50,8 +50,9 @@ class Filter:
 
 
 def _wanted(predicate: Predicate, schema: Schema) -> pa.Array:
-    """A predicate's values. Arrow's "in" compares bits: it would separate 0.0 from -0.0 and find NaN in
-    NaN."""
+    """The values to compare a column with. Arrow's "in" compares bits, so floats need care.
+
+    NaN must equal nothing, so it is left out. 0.0 equals -0.0, so either stands for both."""
     values = predicate.array(schema)
     if predicate.op != "in" or not pa.types.is_floating(values.type):
         return values

@@ -216,10 +216,10 @@ def _block(data: npt.NDArray[np.uint8], kind: pa.DataType, rows: Sequence[int]) 
     width = _width(kind)
     told = lengths[known]
     if (told > TEXT_BYTES_MAX if width is None else told != width).any():
-        raise ValueError(f"a bound of {told.min()} to {told.max()} bytes for values of type {kind}")
+        raise ValueError(f"bounds have {told.min()} to {told.max()} bytes, which do not fit type {kind}")
     cuts = np.cumsum(lengths * known, dtype=np.int64)
     if begin + int(cuts[-1]) != len(data):
-        raise ValueError(f"{len(data) - begin} bytes of bounds that have {int(cuts[-1])}")
+        raise ValueError(f"bounds of {int(cuts[-1])} bytes in {len(data) - begin} bytes")
     if (nulls > np.array(rows)).any():
         raise ValueError("more nulls than rows")
     return Bounds(rows, nulls, known, cuts, data[begin:])

@@ -63,9 +63,10 @@ class Holding:
         return f"; {told_broken(broken[0])}" if broken else ""
 
     def costs(self, files: Sequence[ColumnFile], free: int) -> Costs:
-        """What each hold costs in these files: what a merge of all of them would drop without it.
+        """How many bytes each hold keeps in these files: what merging them all would drop if that hold were
+        gone.
 
-        `free`: as for `mark`. Blocks. Reads the keys of some parts of the files, and none where nothing is kept.
+        It is estimated from the keys of some parts of the files. `free`: as for `mark`. Blocks.
 
         Raises:
             Corrupt: a file is damaged.

@@ -92,8 +92,8 @@ class Jobs:
         """
         if self._writes >= self._writes_max:
             raise Rejected(
-                f"jobs have made {self._writes} writes to this tablet that it must remember, the most that it can; write "
-                "larger blocks, split the table into more tablets, or write without a part of a job",
+                f"this tablet remembers {self._writes} writes of jobs, and cannot remember more; write larger blocks, "
+                "use a table with more tablets, or write without a job",
                 code=Code.TOO_LARGE,
             )
         if attempt.job in self._jobs or attempt.job in self._expected:
@@ -107,7 +107,7 @@ class Jobs:
             )
 
     def expect(self, job: bytes) -> None:
-        """As leader, note that a write of this job is proposed. It may be a new one."""
+        """As leader, note that a write of this job is proposed. The job may be new."""
         if job not in self._jobs:
             self._expected.add(job)
 

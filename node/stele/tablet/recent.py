@@ -91,7 +91,7 @@ class Recent:
             self.start = oldest.revision
 
     def after(self, revision: int) -> Iterator[Written]:
-        """The writes behind a revision, which is `start` or later. Nothing may change meanwhile."""
+        """The writes after a revision, which is `start` or later. Nothing may change meanwhile."""
         writes = self._writes
         new = 0
         while new < _NEW_MAX and new < len(writes) and writes[-1 - new].revision > revision:

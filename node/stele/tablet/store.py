@@ -231,7 +231,7 @@ class TabletStore:
         return sum(table.bytes for table in (state.active, *state.frozen))
 
     def split_keys(self, part_bytes: int) -> list[bytes]:
-        """Keys that cut the files into parts of about so many bytes. See stele.tablet.splitting."""
+        """Keys that cut the files into parts of about `part_bytes` bytes. See stele.tablet.splitting."""
         return split_keys(self._contents.state.files, part_bytes)
 
     @property

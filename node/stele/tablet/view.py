@@ -49,7 +49,7 @@ _MANY_KEYS = 32
 """From so many keys on, looking for all together costs less than one by one."""
 
 _FEW_ROWS = 16
-"""Up to so many rows of a group are read one by one. For more of them all of its columns are decoded."""
+"""Up to this many rows of a group are read one by one. For more, its whole columns are decoded."""
 
 _COPIED_ROWS = 8
 """How many rows of a point read are copied before their size is checked."""
@@ -450,7 +450,8 @@ def _places(
 
 
 def _sliced(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Batches of at most `rows` rows. An empty one after many without a row."""
+    """The rows in batches of at most `rows` rows. After many batches without a row, an empty one, as a sign
+    of life."""
     barren = 0
     for batch in batches:
         barren = 0 if batch.num_rows else barren + 1

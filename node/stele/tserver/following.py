@@ -133,7 +133,7 @@ class LeaderQuestions:
     def _answer(self, node_id: NodeId, follow: consensus_pb2.FollowPB) -> None:
         count = len(follow.asks) // _ASK.size
         if count > ASKS_MAX or self._work[node_id] + count > _WORK_MAX:
-            event = "question of followers dropped"
+            event = "dropped a node's questions for its reading followers: too many at once"
             self._once.tell(log.warning, event, node_id, "long", peer_node=node_id, tablets=count)
             return
         answers = []

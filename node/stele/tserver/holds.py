@@ -145,7 +145,8 @@ class HoldKeeper:
             )  # the other tablets are looked at
 
     def _due(self, store: TabletStore) -> Iterable[HoldOrder]:
-        """What the holds of a tablet led here need."""
+        """The orders for the holds of a tablet led here: expire those whose time is over, break those that
+        cost too much."""
         now_us, expires_us = self._host.wall_us(), store.held.expires_us
         if expires_us is not None and now_us > expires_us:
             yield HoldOrder(Action.EXPIRE)

@@ -32,12 +32,12 @@ _SIZE_SHIFT, _SCAN_SHIFT = 12, 14
 
 
 def write_units(size_bytes: int) -> int:
-    """What a request counts that brings so many bytes."""
+    """The load of a request of this many bytes."""
     return 1 + (size_bytes >> _SIZE_SHIFT)
 
 
 def scan_units(size_bytes: int) -> int:
-    """What so many bytes of a scan count."""
+    """The load of this many bytes of a scan."""
     return size_bytes >> _SCAN_SHIFT
 
 

@@ -44,7 +44,7 @@ class OtherLoops(Protocol):
         """Whether this loop is the one that sends to its master."""
 
     def may_rest(self, loop: MasterLoop) -> bool:
-        """Whether this loop may leave its address alone for a while."""
+        """Whether this loop may send nothing to its address for a while."""
 
     def leader_answered(self, response: pb.TSHeartbeatResponse) -> None:
         """A master that leads has answered."""

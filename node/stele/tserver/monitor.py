@@ -76,10 +76,11 @@ class NodeMonitor:
         self._mind_space()
 
     def tick(self, now_ms: int) -> None:
-        """Time has passed, as the replicas count it, so a stall of this process is not taken for one of the
-        disk.
+        """Check the clock, and whether the disk hangs. Not part of `look`, because a disk that hangs blocks
+        it.
 
-        Not part of `look`, because a disk that hangs blocks that too.
+        `now_ms`: the time that the replicas count. It skips stalls of this process, so that they are not
+        taken for a disk that hangs.
         """
         self._mind_clock(now_ms)
         under_way = self._node_log.under_way

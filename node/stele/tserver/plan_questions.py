@@ -78,7 +78,7 @@ class PlanQuestions:
         }
 
     async def split_keys(self, tablets: Tablets, part_bytes: int) -> dict[bytes, Sequence[bytes]]:
-        """By tablet: ascending keys that cut it into parts of about so many bytes of files."""
+        """By tablet: ascending keys that cut its files into parts of about `part_bytes` bytes."""
         incarnations = {pb.tablet_id: pb.tablet_incarnation for pb in tablets}
         places = asyncio.Semaphore(_SPLIT_AT_ONCE)
 

@@ -237,7 +237,7 @@ def parts(spec: ScanSpec, schema: Schema, cuts: Sequence[bytes]) -> list[ScanSpe
 
 
 def _column_ids(names: Sequence[str], schema: Schema) -> tuple[int, ...]:
-    """Columns by id; all of them for none."""
+    """The ids of these columns; of all columns if none is named."""
     unknown = [name for name in names if name not in schema.by_name]
     if unknown:
         raise Rejected(

@@ -58,7 +58,8 @@ class _Rest:
 
 @dataclass(slots=True)
 class _Shared:
-    """The replicas at rest whose groups have one on another node, and the sum of their digests."""
+    """For one other node: the replicas at rest here whose groups have a replica there, too; the sum of their
+    digests."""
 
     keys: dict[StreamKey, None] = field(default_factory=dict)
     digest: int = 0
@@ -138,7 +139,7 @@ class QuietGroups:
 
     def _listen(self, node_id: NodeId, asks: bool, groups: bytes) -> None:
         if len(groups) > _ASKED_MAX * _GROUP.size:
-            event = "question about groups at rest dropped"
+            event = "dropped a node's question about groups at rest: it is too long"
             self._once.tell(log.warning, event, node_id, "long", peer_node=node_id, bytes=len(groups))
             return
         step = _SLICE * _GROUP.size

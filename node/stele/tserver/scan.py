@@ -131,7 +131,7 @@ def _spec(ticket: Ticket, schema: Schema) -> ScanSpec:
 
 
 def _with_key(spec: ScanSpec, schema: Schema) -> ScanSpec:
-    """The same scan in key order, with all key columns; missing ones are added behind the others."""
+    """The same scan in key order, with all key columns; missing ones are added after the others."""
     wanted = spec.column_ids or schema.column_ids
     extra = tuple(int(c.id) for c in schema.key_columns if c.id not in wanted)
     return replace(spec, column_ids=(*wanted, *extra), ordered=True)

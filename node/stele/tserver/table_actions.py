@@ -129,8 +129,8 @@ class TableActions:
     async def _alter(self, body: Any) -> Answer:
         """Change columns, notes or the name of a table, as for any client. Wait until each of its tablets has the change.
 
-        One that is asked for again under its `alter_id` is only waited for: of a table that is renamed, with
-        its `table_id`."""
+        A request with an `alter_id` that was used before changes nothing, and only waits. If the table was
+        renamed, it must give its `table_id`."""
         fields = Fields(body, _OF_ALTER)
         name, given = fields.text("table", required=True), {each: fields.text(each) for each in _OPTIONAL}
         steps: list[Step] = [DropColumn(each) for each in fields.texts("drop")]

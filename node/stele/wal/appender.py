@@ -107,7 +107,8 @@ class Appender:
                 return work(*args, **kwargs)
         except OSError as exc:
             error = Corrupt(
-                f"log {self.active.path}: {exc}; nothing more is acknowledged", code=Code.IO_ERROR
+                f"log {self.active.path}: {exc}; this log acknowledges nothing more; check the disk",
+                code=Code.IO_ERROR,
             )
             # It is not raised here, so set its cause by hand: the cause says whether the disk is full or
             # broken.

@@ -100,8 +100,8 @@ class SharedLog:
             self._refuse_entries()
 
     def admit_again(self) -> None:
-        """As `admit`, for entries that are rewritten so that the log gets shorter: they may overfill the
-        queue."""
+        """As `admit`, but a full queue does not refuse: entries are written again so that old segments can
+        go."""
         self.admit_control()
         if self.no_space:
             self._refuse_entries()

@@ -134,8 +134,7 @@ def _lowest_needed(log: SharedLog, *, firmly: bool = False) -> int:
 
 
 def _lacking(log: SharedLog) -> int:
-    """How many more free bytes one more segment needs, beside the space that stays free. Negative: there are
-    more than enough."""
+    """How many bytes must be freed so that a segment fits above the low-space limit. 0 or less: none."""
     return log.options.low_space_bytes + log.options.segment_bytes - log.free_bytes
 
 

@@ -30,7 +30,7 @@ def describe_record(r: Record) -> str:
         case Kind.TERM:
             what = f"term {r.a}"
         case Kind.VOTE | Kind.PROMOTE:
-            what = f"term {r.a} for replica {r.b}"
+            what = f"in term {r.a} for replica {r.b}"
         case Kind.TRUNCATE:
             what = f"from {r.b}"
         case Kind.CREATE | Kind.SNAPSHOT_BEGIN:

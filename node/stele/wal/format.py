@@ -276,7 +276,7 @@ def decode_group_header(data: bytes, at: int, offset: int, segment_id: int) -> G
 
 
 def body_is_whole(header: GroupHeader, data: bytes, at: int) -> bool:
-    """Whether the body behind the header at `data[at:]` has the checksum that the header says."""
+    """Whether the body after the header at `data[at:]` has the checksum that the header says."""
     start = at + GROUP_HEADER_BYTES
     body = data[start : start + header.stored_bytes]
     if len(body) != header.stored_bytes:

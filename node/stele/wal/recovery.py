@@ -2,7 +2,7 @@
 disk.
 
 The order lets a crash at any point be recovered the same way. First the metadata marks damaged streams. Then
-a new segment gets what was read behind the last synced offset; it is synced before it gets its name. Only
+a new segment gets what was read after the last synced offset; it is synced before it gets its name. Only
 then the old tail is cut. Invariant: what a replica is told at start is durable. A tail is cut only if nothing
 proves that it was synced.
 """
@@ -112,7 +112,7 @@ def recover(log: SharedLog) -> tuple[ActiveSegment, Chain]:
 
 
 def _end(linked: Linked) -> int:
-    """The place behind the last group that is kept; 0 if there is none, or if lost bytes may have followed
+    """The place after the last group that is kept; 0 if there is none, or if lost bytes may have followed
     it."""
     tail = linked.parts[-1] if linked.parts else None
     if tail is None or any(d.sequence >= tail.scan.sequence for d in linked.damages):

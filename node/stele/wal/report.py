@@ -31,7 +31,7 @@ class RecoveryReport:
     copied from their peers. `damages`: every damaged place. A stream whose CREATE record was lost there is
     unknown here; its replica, whose superblock names it, is FAILED too.
 
-    `warnings`: what was cut from a torn tail, in bytes and OpIds. `rewritten_bytes`: bytes behind the last
+    `warnings`: what was cut from a torn tail, in bytes and OpIds. `rewritten_bytes`: bytes after the last
     synced offset that were written again. `found`: the place where the log ended on disk (see
     `stele.wal.state.place`); 0 if it was new or too damaged to tell.
     """

@@ -46,8 +46,8 @@ class Behind(Enum):
     """What the bytes after the last whole group show."""
 
     NOTHING = "nothing"
-    UNSYNCED = "whole groups that show only earlier bytes as synced"
-    SYNCED = "proof that more than this was synced"
+    UNSYNCED = "whole groups, none of which proves that these bytes were synced"
+    SYNCED = "proof that these bytes were synced"
 
 
 class Verdict(Enum):
@@ -115,7 +115,7 @@ class Scan:
 
     @property
     def end(self) -> int:
-        """The offset behind the last whole group."""
+        """The offset after the last whole group."""
         return self.groups[-1].end if self.groups else HEADER_BYTES
 
     @property

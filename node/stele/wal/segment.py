@@ -143,7 +143,7 @@ class ActiveSegment:
 
     @property
     def position(self) -> Position:
-        """The place behind the last group."""
+        """The place after the last group."""
         return Position(self.sequence, self.offset)
 
     def fits(self, raw_bytes: int) -> bool:
@@ -153,7 +153,7 @@ class ActiveSegment:
     def stage(
         self, kind: GroupKind, pieces: Sequence[bytes], count: int, *, synced: int | None = None
     ) -> int:
-        """Add a group behind the others, without writing it. Returns its offset."""
+        """Add a group after the others, without writing it. Returns its offset."""
         offset = self.offset
         buffers, length, crc = encode_group(
             kind,

@@ -146,16 +146,16 @@ class SparkSettings(Model):
 
 
 class Retention(Model):
-    """Which backups of the folder stay. What either field keeps, stays."""
+    """Which backups of the folder to keep. A backup that either field keeps is kept."""
 
     keepFull: int | None = Field(
         default=None,
         ge=1,
         le=1_000_000,
-        description="Of each set of tables, so many of the newest full backups stay, with all that is newer.",
+        description="How many full backups to keep of each set of tables. Whatever is newer than the oldest of them is kept.",
     )
     keepDays: int | None = Field(
-        default=None, ge=1, le=36_500, description="Backups of so many last days stay."
+        default=None, ge=1, le=36_500, description="Keep backups that are at most this many days old."
     )
 
 

@@ -65,7 +65,7 @@ def location(target: Target) -> str:
 
 
 def in_seconds(length_s: float) -> str:
-    """A duration as options and specs have it."""
+    """A duration as options and specs write it, like "90s"."""
     return f"{max(1, round(length_s))}s"
 
 

@@ -37,8 +37,9 @@ def find_lost_majorities(o: Observation, everyone: tuple[Member, ...]) -> list[F
 
 
 def lost_majorities(o: Observation, everyone: tuple[Member, ...]) -> tuple[TabletView, ...]:
-    """The tablets of tables whose remaining voters are no majority, in the catalog's order. Remaining voters
-    may still answer."""
+    """The tablets of tables that cannot have a majority again, in the catalog's order.
+
+    A voter counts unless its node is given up or unknown, or its replica can never serve again."""
     if o.catalog is None:
         return ()
     view = o.catalog.view

@@ -452,10 +452,10 @@ def _newcomers(
 
 
 def _unused(o: Observation, identity: Identity, role: Role) -> list[int]:
-    """Reserved serials with which nothing was ever created. Otherwise a refused claim would use a new serial
-    in each pass.
+    """Serials that were reserved, but with which nothing was created. They are used first.
 
-    A member that had a pod is registered for ever, with its name.
+    Otherwise each pass would reserve a new one while the API server refuses to create a claim. The catalog
+    keeps the names of all members that had a pod, so their serials are never used again.
     """
     used = {m.name for m in identity.first_masters} | {c.name for c in o.claims} | {p.name for p in o.pods}
     used |= set(o.catalog.names.values()) if o.catalog is not None else set()

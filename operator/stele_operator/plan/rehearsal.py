@@ -72,8 +72,9 @@ def foretell(
 ) -> Foretold:
     """What happens from now on if the specs of `after` replace those of `before`.
 
-    Both are one observation with different specs, which break no rule. `catalog`: theirs. Changes of tablets that
-    are under way are taken as done. `stop`: asked before each round whether nobody waits for the answer any more.
+    `before` and `after`: the same observation, with two valid versions of the specs. `catalog`: that of both.
+    Changes of tablets that are under way count as done. `stop`: asked before each round; true if nobody waits
+    for the answer any more.
     """
     catalog = replace(catalog, view=settled(catalog.view))
     run = _Rehearsal(after, catalog).run(stop)

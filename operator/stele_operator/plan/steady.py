@@ -95,7 +95,8 @@ class Steady:
 def unwell(catalog: Catalog, silent_ms: float, away: Collection[str] = ()) -> list[TabletView]:
     """All tablets that are not plainly well, by id.
 
-    `silent_ms`: a node that is silent for so long is not heard. `away`: nodes that do not count, whatever they send.
+    `silent_ms`: a node that is silent for this long counts as not heard. `away`: nodes that do not count,
+    whatever they send.
     """
     with catalog.steady.lock:
         return _unwell(catalog.view, catalog.steady, silent_ms, away)

@@ -659,7 +659,7 @@ class KvWatchRequest(_message.Message):
     prefix: _builtins.bool
     """all keys that begin with `key`"""
     after: _builtins.int
-    """changes behind this revision"""
+    """changes after this revision"""
     from_now: _builtins.bool
     """... or behind the present one"""
     stop: _builtins.bool

@@ -24,8 +24,8 @@ import org.apache.spark.sql.sources.Not;
 import org.apache.spark.sql.types.StructField;
 
 /**
- * Spark's filters as conditions of `where`, which the nodes evaluate. Only those of which both say the same for every row:
- * Spark does not look at the rows again. NaN is greater than all numbers in Spark, and neither greater nor less in nodes.
+ * Spark's filters as conditions of `where`, which the nodes evaluate. Spark does not check the rows again. So a filter is
+ * passed on only if nodes and Spark agree on every row. They differ for NaN: in Spark it is greater than all numbers.
  */
 final class Conditions {
   private static final int VALUES_MAX = 200;

@@ -44,7 +44,7 @@ public final class SteleSource implements TableProvider, DataSourceRegister {
     }
   }
 
-  /** A plan that shows that the table can be read. Where a snapshot is named, one row was read at it. */
+  /** Plans a scan, to check that the table can be read. If the options name a snapshot, also reads one row at it. */
   static Cluster.Plan opened(Options options) {
     var cluster = new Cluster(options.masters());
     var command = Cluster.command(options.table()).put("where", options.where());
@@ -60,7 +60,7 @@ public final class SteleSource implements TableProvider, DataSourceRegister {
     return plan;
   }
 
-  /** With a schema of the user's, Spark asks for no other, and the table is asked at the first action. */
+  /** If the user gives a schema, Spark does not ask for the table's; the table is asked at the first action. */
   @Override
   public boolean supportsExternalMetadata() {
     return true;

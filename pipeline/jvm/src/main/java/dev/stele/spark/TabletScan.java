@@ -22,9 +22,9 @@ import org.apache.arrow.memory.BufferAllocator;
 import org.apache.arrow.vector.VectorSchemaRoot;
 
 /**
- * One tablet of a scan, from any replica that serves it. It does what stele.client.tablet_scan does: whichever replicas it
- * reads, each row comes once, at the ticket's snapshot. Behind the key that came with the last batch it goes on at another
- * replica. If none serves for 60 s after the last batch, it fails; where nodes have no place for it, after 600 s.
+ * One tablet of a scan, from any replica that serves it. It does what stele.client.tablet_scan does: whichever
+ * replicas it reads, each row comes once, at the ticket's snapshot. If a replica fails, it continues at another one, after
+ * the key that came with the last batch. It fails once no replica has served it for 60 s, or 600 s while nodes are busy.
  */
 final class TabletScan implements AutoCloseable {
   /** Where the replicas are now. Called when none of the known ones serves. */
