@@ -125,7 +125,7 @@ def test_one_that_is_given_up_leaves_no_hold(there: There, tmp_path: Path) -> No
     assert [hold.name[:7] for hold in table.holds()] == ["backup-"], "the same command would go on"
     notes = list[str]()
     made = backup.create(client, tmp_path / "b", "t", anew=True, on_note=notes.append)
-    assert "anew was asked for" in notes[0] and made.rows == 500
+    assert "the caller asked to begin anew" in notes[0] and made.rows == 500
     assert table.holds() == []
     early = int(client.now()) - (3_600_000_000 << 12)
     with pytest.raises(Rejected) as old:

@@ -179,7 +179,7 @@ def test_anew_and_changed_tables_begin_anew_and_say_so(there: There, tmp_path: P
     notes = list[str]()
     old = unfinished()
     assert create(anew=True) != old
-    assert notes == [f"removing the unfinished backup {old}: anew was asked for"]
+    assert notes == [f"removing the unfinished backup {old}: the caller asked to begin anew"]
     old = unfinished()
     assert create(at=client.now()) != old
     assert "it is as of" in notes[0]

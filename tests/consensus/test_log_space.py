@@ -113,7 +113,16 @@ async def test_a_tail_that_the_disk_changed_is_told_once_and_healed(group_of: Ma
     with capture_logs() as told:
         await busy(node, await Group([node]).create())
     assert leader.state is ReplicaState.FAILED and "damaged" in leader.error
-    assert len([line for line in told if line["event"] == "log not written again"]) == 1
+    assert (
+        len(
+            [
+                line
+                for line in told
+                if line["event"] == "entries that pin old segments could not be written again"
+            ]
+        )
+        == 1
+    )
 
 
 async def test_a_failed_replica_that_may_be_needed_holds_no_log_but_its_own(group_of: MakeGroup) -> None:
@@ -186,4 +195,13 @@ async def test_more_than_is_written_again_stays_where_it_is(
     with capture_logs() as told:
         await busy(nodes[0], other)
     assert first in nodes[0].log.shared.segments
-    assert len([line for line in told if line["event"] == "log not written again"]) == 1
+    assert (
+        len(
+            [
+                line
+                for line in told
+                if line["event"] == "entries that pin old segments could not be written again"
+            ]
+        )
+        == 1
+    )

@@ -45,7 +45,7 @@ def test_a_client_that_never_raises_its_lowest_unfinished_is_told_alone() -> Non
     for sequence in range(1, UNFINISHED_MAX + 1):
         assert write(state, head_of(1, sequence)) is None
     late = head_of(1, UNFINISHED_MAX + 1)
-    with pytest.raises(Retryable, match="4096 writes of this client id are unfinished") as caught:
+    with pytest.raises(Retryable, match="this client id has 4096 unfinished writes") as caught:
         admit(state, late)
     assert caught.value.code is Code.THROTTLED
     retried = write(state, head_of(1, 7))

@@ -455,7 +455,7 @@ def test_unfinished_writes_are_bounded_and_a_client_can_always_finish() -> None:
     state = ExactlyOnce(outcomes_max=4)
     for sequence in (2, 3, 4, 5):
         remembers(state, ONE, sequence)
-    with pytest.raises(Retryable, match="4 writes of this client id are unfinished") as full:
+    with pytest.raises(Retryable, match="this client id has 4 unfinished writes") as full:
         state.admit(of_client(ONE, 6), START_US, 0)
     assert full.value.code is Code.THROTTLED
     state.admit(of_client(ONE, 1), START_US, 0)  # what it must finish before the others

@@ -245,7 +245,7 @@ MADE_UP: list[tuple[str, Callable[[bytes], bytes], str]] = [
     ("a block that is shorter", lambda d: d[:12] + struct.pack("<I", 5) + d[16:], "2 groups in 5 bytes"),
     ("cut off", lambda d: d[:-1], "end behind their part"),
     ("more nulls than rows", lambda d: d[:16] + struct.pack("<I", 4) + d[20:], "more nulls"),
-    ("a bound of seven bytes", lambda d: d[:24] + b"\7" + d[25:], "a bound of 7 to 8 bytes"),
+    ("a bound of seven bytes", lambda d: d[:24] + b"\7" + d[25:], "bounds have 7 to 8 bytes"),
     ("a bound too few", lambda d: d[:24] + b"\xff" + d[25:], "bounds of 24 bytes in 32 bytes"),
 ]
 
@@ -267,7 +267,7 @@ def test_what_is_made_up_is_one_clear_error(change: Callable[[bytes], bytes], to
 def test_a_long_bound_of_text_is_refused() -> None:
     column = schema_with(pa.string()).by_name["x"]
     raw = struct.pack("<IIIII", 1, 1, 1, 6 + 2 * 33, 0) + bytes([33, 33]) + b"a" * 66
-    with pytest.raises(ValueError, match="a bound of 33"):
+    with pytest.raises(ValueError, match="bounds have 33"):
         read(np.frombuffer(raw, np.uint8), column, [1])
 
 

@@ -109,7 +109,7 @@ def unfinished(place: Folder, table_ids: set[str]) -> list[Manifest]:
 def why_not(old: Manifest, new: Manifest, *, anew: bool, at: object) -> str:
     """Why an unfinished backup is not continued; "" if it can be."""
     if anew:
-        return "anew was asked for"
+        return "the caller asked to begin anew"
     if at is not None and old.snapshot != new.snapshot:
         return f"it is as of {old.time}"
     if old.key != new.key:

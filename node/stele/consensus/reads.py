@@ -137,9 +137,9 @@ class Reads:
     async def latest_snapshot(self, within_ms: int = 0) -> HybridTime:
         """A snapshot that holds everything acknowledged before the call. Errors as `linearizable_read`.
 
-        It is not above both the present and the newest write. The applied timestamp may be: a new leader's
-        first ceiling is above its predecessor's last one. With that as snapshot, a reader would scan other
-        tablets in the future.
+        It is at most the later of now and the newest write. The applied timestamp may be later than both,
+        because a new leader's first ceiling is above its predecessor's last one. At such a snapshot a reader
+        would scan other tablets in the future.
         """
         await self.linearizable_read(within_ms)
         machine = self._storage.machine

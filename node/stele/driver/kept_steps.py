@@ -2,8 +2,8 @@
 
 After the loss of a node thousands of tablets wait for their turn to copy. A plan looks at those that changed, and
 takes the steps of the others from here. Most checks of a tablet depend on its situation alone. What else they
-ask is noted in `Asked`: a step is kept only if they asked for nothing that others may change. They may have asked for
-a slot in vain. Then the step counts as long as there is none.
+ask is noted in `Asked`: a step is kept only if they asked for nothing that others may change. If they
+asked for a slot and got none, the step is kept as long as no such slot is free.
 
 Invariant: a step that is found here is the one that the checks would find again.
 """

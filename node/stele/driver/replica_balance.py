@@ -91,7 +91,7 @@ class ReplicaBalance:
 
     @property
     def _is_balanced(self) -> bool:
-        """Whether it is known that no move is left, between the same nodes."""
+        """Whether an earlier look found no move between these very nodes, and nothing has changed since."""
         return self._places.balanced == self._scene
 
     def _count(self, place: Place, node: str, number: int) -> None:

@@ -235,7 +235,8 @@ class Alterations:
         """Tablets that have not taken the change yet, by table and version."""
 
     async def look(self) -> None:
-        """Remove the tablets that have followed. A table whose tablets all have is RUNNING again."""
+        """Take out the tablets that have the new schema. A table is RUNNING again once all its tablets have
+        it."""
         lead, before = self._lead, self._left
         self._left = {}
         for table_id, version in list(lead.catalog.altering.items()):

@@ -58,7 +58,8 @@ def keys_twice(tree: yaml.Node | None) -> list[Twice]:
 
 
 class BoundedLoader(yaml.SafeLoader):
-    """Raises ConstructorError for a text that is too deep or stands for too much, and for a tag that fits no value."""
+    """Raises ConstructorError for a text that is too deep or expands to too much, and for a tag that fits no
+    value."""
 
     def compose_document(self) -> yaml.Node | None:
         """The tree of the next document."""
@@ -67,7 +68,7 @@ class BoundedLoader(yaml.SafeLoader):
         return super().compose_document()
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """A node of the tree. Counts the values that it stands for; an alias counts as much as what it names."""
+        """A node of the tree. Counts the values that it expands to; an alias counts as much as its anchor."""
         if self._depth > DEPTH_MAX:
             raise ConstructorError(None, None, str(too_deep()))
         self._depth += 1

@@ -135,7 +135,12 @@ class LogSpace:
             size = await self._host.in_thread(stream.write_again, WRITE_AGAIN_BYTES, done)
         except (SteleError, OSError, MemoryError) as exc:
             error = translate(exc, "reading the log") if isinstance(exc, OSError) else exc
-            log.warning("log not written again", stream=str(pin.key), held_bytes=pin.bytes, error=str(error))
+            log.warning(
+                "entries that pin old segments could not be written again",
+                stream=str(pin.key),
+                held_bytes=pin.bytes,
+                error=str(error),
+            )
             if isinstance(error, Corrupt):
                 replica.fail(f"log: {error}")
             if isinstance(error, (Corrupt, Rejected)):
@@ -145,7 +150,12 @@ class LogSpace:
             return
         self._written_again_bytes += size
         self._credit_bytes -= size
-        log.info("log written again", stream=str(pin.key), held_bytes=pin.bytes, bytes=size)
+        log.info(
+            "wrote entries again, so that old segments can go",
+            stream=str(pin.key),
+            held_bytes=pin.bytes,
+            bytes=size,
+        )
 
 
 def _no_flush_helps(replica: Replica) -> bool:

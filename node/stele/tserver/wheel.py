@@ -20,7 +20,8 @@ PARTS = 12
 
 
 class Parts:
-    """Gives the keys that `all_of` names, a part at each call, each once in PARTS calls; then anew."""
+    """Gives the keys of `all_of` part by part: one part a call, every key once in PARTS calls. Then it begins
+    again."""
 
     def __init__(self, all_of: Callable[[], Iterable[StreamKey]]) -> None:
         self._all_of = all_of

@@ -67,7 +67,7 @@ final class SteleScanBuilder
     return left.toArray(Filter[]::new);
   }
 
-  /** Columns in the table's own types. A value of a wider type may be none of the column's, and nodes would refuse it. */
+  /** Columns in the table's own types. Nodes refuse a value that the column's type cannot hold, as one of a wider type. */
   private Map<String, StructField> comparable() {
     var found = new LinkedHashMap<>(columns);
     found.entrySet().removeIf(e -> !schema.apply(e.getKey()).dataType().equals(e.getValue().dataType()));
