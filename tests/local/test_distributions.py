@@ -60,4 +60,4 @@ def test_each_wheel_says_its_version_licence_programs_and_needs(wheels: dict[str
     needs = _described(wheels["stele_local"], "METADATA").get_all("Requires-Dist") or []
     assert f"stele-store[operator]=={stele.__version__}" in needs
     extras = _described(wheels["stele_store"], "METADATA").get_all("Provides-Extra")
-    assert extras == ["demo", "dev", "docs", "operator", "spark"]
+    assert extras == ["demo", "dev", "docs", "hdfs", "operator", "spark"]
