@@ -51,7 +51,12 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)
-    signal.signal(signal.SIGTERM, lambda number, frame: os.kill(pid, number))
+    def pass_on(number, frame):
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass  # it has ended, and its exit code is on its way
+    signal.signal(signal.SIGTERM, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     code = int(channel.recv(64) or -signal.SIGKILL)
 if code < 0:
