@@ -52,6 +52,11 @@ client_requests = Tally(
     "Requests on client streams answered, by kind (write, read, kv, watch) and by the code of the answer.",
     ["kind", "code"],
 )
+leased_reads = Tally(
+    "stele_leased_reads_total",
+    "Linearizable reads that a leader answered under its lease, so that no other node was asked.",
+    [],
+).cell()
 leases = Gauge(
     "stele_leases",
     "Leases in the key spaces that this node leads.",

@@ -24,8 +24,10 @@ from stele.master.leadership import Leadership
 from stele.master.locks import Locks
 from stele.master.master import Master
 from stele.model.schema import Schema
-from stele.raft import RaftCore
+from stele.raft import RaftCore, lease
 from stele.raft import effects as fx
+from stele.raft.leader import Leader
+from stele.raft.lease import Lease, Promise
 from stele.raft.roles import Parts
 from stele.tablet import applying, sorted_runs
 from stele.tablet.exactly_once import ExactlyOnce
@@ -36,7 +38,8 @@ from stele.tserver.following import LeaderQuestions
 from stele.tserver.quiet import QuietGroups
 from stele.wal.clear import Suspects
 from stele.wal.segment import ActiveSegment
-from tests.sim import confirming_bugs, core_bugs, following_bugs, master_bugs
+from tests.sim import confirming_bugs, core_bugs, following_bugs, lease_bugs, master_bugs
+from tests.sim.clock import Clocks
 from tests.sim.draw import draw_plan
 from tests.sim.plan import Plan, Weather
 from tests.sim.world import SimulationFailure, World
@@ -434,6 +437,22 @@ _FOLLOWERS = (
 )
 """A follower serves rows that are older than its reader allows."""
 
+
+def _leased(label: str, owner: Any, name: str, instead: Any, first: int = 1) -> Bug:
+    return Bug(label, owner, name, instead, "not linearizable", first, Weather.LEASES, strict=False, older="")
+
+
+_LEASES = (
+    _leased("a lease after a hand-over", Lease, "give_up", lease_bugs.keeps_it),
+    _leased("a promise forgotten by a restart", Promise, "wait_out", lease_bugs.forgets),
+    _leased("a lease counted from the answer", Leader, "_note_promise", lease_bugs.from_the_answer),
+    _leased("a vote within a promise", Promise, "binds", lease_bugs.binds_nobody),
+    _leased("a clock that is too slow", Clocks, "__init__", lease_bugs.too_slow),
+    _leased("a lease without the clocks' error", lease, "counted_us", lease_bugs.trusts_its_clock),
+)
+"""A leader answers reads under a lease that is over, or was never there. The judge of what clients were told finds it; with
+`strict`, the first election while a lease holds is the failure."""
+
 BUGS = (
     *_STARTS,
     *_DISKS,
@@ -446,5 +465,6 @@ BUGS = (
     *_TABLES,
     *_CONFIRMATIONS,
     *_FOLLOWERS,
+    *_LEASES,
     *_MASTERS,
 )

@@ -20,6 +20,7 @@ _MIXED = (
     Weather.FULL_DISKS,
     Weather.DEPOSED,
     Weather.FOLLOWERS,
+    Weather.LEASES,
 )
 """Those whose plans begin as a mixed one."""
 _WEATHERS = (Weather.MIXED,) * 6 + (Weather.STORM,) * 3 + (Weather.DUEL, Weather.CHURN, Weather.FIGURE_8)
@@ -31,7 +32,8 @@ def draw_plan(seed: int, weather: Weather | None = None) -> Plan:
     plan = plan if plan.directed or plan.clock_off_ms else _with_habits(plan)
     plan = _with_losses(_with_disks(_with_timestamps(_with_returns(_with_clocks(plan)))))
     plan = _with_older(_with_table(_with_recovery(plan, weather), weather))
-    plan = _with_catalog(_with_followers(_with_deposed(plan, weather), weather), weather)
+    plan = _with_leases(_with_followers(_with_deposed(plan, weather), weather), weather)
+    plan = _with_catalog(plan, weather)
     if weather is Weather.FULL_DISKS:
         plan = replace(plan, full_disks_per_s=1.0, disk_errors_per_s=0.0, rots_per_s=0.0)
     return plan
@@ -359,6 +361,40 @@ def _with_followers(plan: Plan, weather: Weather | None) -> Plan:
         partitions_per_s=rng.choice((0.2, 1.0)),
         slow_disks_per_s=rng.choice((0.0, 1.0)),
         clock_skew=rng.choice((0.0, 0.05)),
+    )
+
+
+def _with_leases(plan: Plan, weather: Weather | None) -> Plan:
+    """Leaders with leases, by clocks that run as wrong as the bound allows. Leaders are deposed unawares at the worst moments,
+    hand over, stand still, and their voters start again. Drawn from a source of its own."""
+    if weather is not Weather.LEASES:
+        return plan
+    rng = random.Random(f"leases/{plan.seed}")
+    plan = _with_deposed(plan, Weather.DEPOSED)
+    heartbeat, low = plan.options.heartbeat_ms, plan.options.election_min_ms
+    lease_ms = rng.choice((2 * heartbeat, 3 * heartbeat, low, 2 * low))
+    rests = rng.random() < 0.15
+    clock_off_ms = rng.choice((0.0, 0.0, 0.0, 400.0))
+    return replace(
+        plan,
+        options=replace(plan.options, lease_ms=lease_ms, promised_ms=lease_ms),
+        older="",
+        returns=0.0,
+        clock_skew=rng.choice((0.0, 0.1)),
+        clock_off_ms=clock_off_ms,
+        clock_error_ms=0 if clock_off_ms else 10,
+        stalls_per_s=rng.choice((0.0, 1.0)),
+        crashes_per_s=rng.choice((0.0, 0.0, 0.5)),
+        down_ms_max=rng.choice((0.2, 3.0)) * low,
+        partitions_per_s=rng.choice((0.0, 0.2, 1.0)),
+        changes_per_s=rng.choice((0.0, 0.0, 1.0)),
+        transfers_per_s=rng.choice((0.0, 0.3)),
+        slow_disks_per_s=rng.choice((0.0, 0.5)),
+        alarms_per_s=rng.choice((0.0, 0.5)),
+        usurpers_per_s=rng.uniform(1.0, 2.0),
+        rest_after_ms=200 if rests else None,
+        lull_ms=1_500.0 if rests else 0.0,
+        keeps_log=plan.keeps_log or rests,
     )
 
 

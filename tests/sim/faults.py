@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from stele.model.ids import OPID_NONE, ReplicaId
-from stele.raft.messages import UpdateRequest
+from stele.raft.messages import TimeoutNow, UpdateRequest
 from stele.rpc.proto.consensus_pb2 import ConfirmPB, FollowPB
 from tests.sim.judge import have_majority, lacks_log
+from tests.sim.leased import LeasedLeaders
 from tests.sim.node import Said, SimNode
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Faults:
         self._slow: dict[tuple[int, int], tuple[float, float, float]] = {}
         """Until when each of these links is bad: by how many milliseconds it is slower, and which share of messages it loses."""
         self.strikes_total = 0
+        self.leases = LeasedLeaders(world, self)
         self._deaf: frozenset[int] = frozenset()
         self._mute: frozenset[int] = frozenset()
         """The replicas that receive nothing, and those whose messages are lost, until the end."""
@@ -66,6 +68,8 @@ class Faults:
             if until > self._world.now and loss and self._world.rng.random() < loss:
                 self._world.met["a message lost"] += 1
                 return False
+        if isinstance(message, TimeoutNow):
+            self.leases.hands_over(sender)
         if isinstance(message, UpdateRequest) and message.entries and sender in self._reach:
             if self._reach[sender] == 0:
                 return False
@@ -136,6 +140,14 @@ class Faults:
         both = self._rng.random() < 0.7
         self.cut_off(island, until, both=both)
 
+    def block(self, sender: int, to: int, until: float) -> None:
+        """Nothing of one node reaches another until then."""
+        self._blocked[(sender, to)] = until
+
+    def slow_down(self, sender: int, to: int, until: float, late_ms: float) -> None:
+        """Messages from one node to another come later until then."""
+        self._slow[(sender, to)] = until, late_ms, 0.0
+
     def cut_off(self, island: Sequence[int], until: float, *, both: bool) -> None:
         """Cut these replicas off from all others, in both directions or in the one to the others."""
         self._world.trace("partition of {} until {}", island, int(until))
@@ -179,9 +191,9 @@ class Faults:
             replica.crash()
         self._later(1.0, down_ms_max or self._plan.down_ms_max, self.restart, replica)
         if self._rng.random() < 0.5:
-            self._tell_failed(replica)
+            self.tell_failed(replica)
 
-    def _tell_failed(self, replica: SimNode) -> None:
+    def tell_failed(self, replica: SimNode) -> None:
         for other in self._world.all_nodes():
             if other.up and other is not replica:
                 self._later(0.1, 5.0, other.lost, replica.replica_id)
@@ -190,7 +202,7 @@ class Faults:
         """The leader's node is considered failed, rightly or not."""
         leader = self._world.driver.leader()
         if leader is not None:
-            self._tell_failed(leader)
+            self.tell_failed(leader)
 
     def voted(self, replica: SimNode) -> None:
         """A vote has just become durable: a good moment for a power loss."""
@@ -266,7 +278,9 @@ class Faults:
         """Another voter takes the lead, and nothing of it reaches the leader for a while. The link from the others to the
         leader is slow. Sometimes the leader's process has just started again, between its questions and their answers."""
         leader = self._world.driver.leader()
-        if leader is not None and self._rng.random() < self._plan.returns:
+        if leader is not None and self._plan.options.lease_ms:
+            self.leases.depose(leader, self._rng)
+        elif leader is not None and self._rng.random() < self._plan.returns:
             self._start_leader_again(leader, self._rng.choice((1, 2, 3)))
         elif leader is not None:
             self._depose(leader)
@@ -323,7 +337,7 @@ class Faults:
         if promoted:
             world.driver.promote(heir)
         else:
-            self._tell_failed(leader)
+            self.tell_failed(leader)
         for _ in range(_BUSY_WRITES):
             self._later(2.0, 3.0 * options.heartbeat_ms, world.clients.write, heir)
 

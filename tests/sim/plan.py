@@ -111,4 +111,5 @@ class Weather(Enum):
     CATALOG = "catalog"  # masters on a key space; also some of the others that have one
     DEPOSED = "deposed"  # leaders that are deposed and do not know it yet; also in some of the mixed
     FOLLOWERS = "followers"  # as deposed, and clients read at followers what may be old; only on request
+    LEASES = "leases"  # leaders answer reads under leases, and are deposed; only on request
     RECOVERY = "recovery"  # a majority is lost, and one survivor goes on alone; also in some of the mixed

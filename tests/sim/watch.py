@@ -49,12 +49,12 @@ def watching(world: World) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         step_many = RaftCore.step_many
 
-        def watched_step_many(core: RaftCore, events: Iterable[Event]) -> list[fx.Effect]:
+        def watched_step_many(core: RaftCore, events: Iterable[Event], steady_ms: int = 0) -> list[fx.Effect]:
             node = running_node()
             if node is None:
-                return step_many(core, events)
+                return step_many(core, events, steady_ms)
             before = step_marks(core)
-            effects = step_many(core, events)
+            effects = step_many(core, events, steady_ms)
             node.world.judge(_stepped, node, core, before, effects)
             return effects
 
@@ -83,7 +83,12 @@ def watching(world: World) -> Iterator[None]:
             )
             init(store, directory, options, *parts)
 
-        confirmed = Reads.confirmed
+        confirmed, leased_index = Reads.confirmed, Reads._leased_index
+
+        def watched_leased_index(reads: Reads) -> int | None:
+            index = leased_index(reads)
+            world.met["reads under a lease"] += index is not None
+            return index
 
         def watched_confirmed(reads: Reads, begun: ReadRound, followers: Collection[ReplicaId]) -> bool:
             answered = confirmed(reads, begun, followers)
@@ -96,6 +101,7 @@ def watching(world: World) -> Iterator[None]:
             stack.enter_context(same_ids(world))
         stack.enter_context(mock.patch.object(RaftCore, "step_many", watched_step_many))
         stack.enter_context(mock.patch.object(Reads, "confirmed", watched_confirmed))
+        stack.enter_context(mock.patch.object(Reads, "_leased_index", watched_leased_index))
         for owner, name in ((KeySpace, "begin"), (TabletStore, "begin"), (TabletStore, "apply")):
             stack.enter_context(mock.patch.object(owner, name, watched(getattr(owner, name))))
         stack.enter_context(mock.patch.object(TabletStore, "__init__", init_in_world))
@@ -163,10 +169,24 @@ def _answered(node: SimNode, begun: ReadRound) -> None:
     )
 
 
+def _check_leases(elected: SimNode, term: int) -> None:
+    """No leader of an earlier term holds a lease when a new one is elected."""
+    for node in elected.world.all_nodes():
+        core = node.core
+        if node is elected or core is None or not node.leads or node.history is not elected.history:
+            continue
+        ensure(
+            core.term >= term or not core.leased(node.host.steady_us()),
+            f"{elected.replica_id} leads term {term} while {node.replica_id} holds a lease in term {core.term}",
+        )
+
+
 def _role_changed(node: SimNode, core: RaftCore, effect: fx.RoleChanged) -> None:
     node.told_failed.clear()
     world = node.world
     world.trace("{} is {} of term {}: {}", node.replica_id, effect.role.value, effect.term, effect.cause)
     if effect.role is fx.Role.LEADER:
+        if world.strict:
+            _check_leases(node, effect.term)
         node.history.elected(core, effect.term)
         world.faults.elected(node)

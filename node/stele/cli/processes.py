@@ -102,6 +102,14 @@ def _process_options(port: int, masters_default: str = "") -> Callable[[F], F]:
             "of the volume.",
         ),
         _option(
+            "--leader-lease-ms",
+            type=click.IntRange(0, 5_000),
+            default=0,
+            show_default=True,
+            help="Length of a leader's lease: while it lasts, a leader answers reads without asking other nodes. A lost leader "
+            "is replaced only after its lease. 0: no leases; else 150 or more, the same on all nodes.",
+        ),
+        _option(
             "--memory-mib",
             type=click.IntRange(min=64),
             default=None,

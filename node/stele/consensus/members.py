@@ -18,7 +18,7 @@ from stele.consensus.runtime import CoreRuntime
 from stele.consensus.state import Standing
 from stele.model.config import Configuration, Peer, decode_configuration
 from stele.model.entry import EntryKind
-from stele.model.errors import Rejected, SteleError
+from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import NodeId, ReplicaId
 from stele.raft import effects as fx
 from stele.raft.events import ChangeType, InitialState, Promote, ProposeChange, TransferLeadership
@@ -116,6 +116,7 @@ class Members:
 
         Raises:
             Rejected: it cannot lead, because it is not a voter with rows, or has FAILED.
+            Retryable: NOT_READY, it has promised a leader's lease that is not over.
         """
         core = self._runtime.core
         if not self._standing.running or not core.may_campaign or core.is_witness:
@@ -123,6 +124,12 @@ class Members:
                 f"replica {self._standing.replica_id} of tablet {self._standing.tablet_id[:8]} cannot lead: only "
                 f"a running voter with rows can, and it is {self._standing.state.name}; choose another "
                 f"replica"
+            )
+        if core.bound_at(self._runtime.now_ms()):
+            raise Retryable(
+                f"replica {self._standing.replica_id} of tablet {self._standing.tablet_id[:8]} has promised its leader a "
+                f"lease that is not over; have that leader hand over, or try again once it is gone",
+                code=Code.NOT_READY,
             )
         self._standing.log.warning("promoted by force", cause=cause)
         self._runtime.post(Promote(self._runtime.now_ms(), cause))

@@ -66,8 +66,17 @@ class EffectSink(Protocol):
 class CoreRuntime:
     """Runs one core in the event loop in which it is made."""
 
-    def __init__(self, core: RaftCore, stream: CoreLog, sink: EffectSink, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        core: RaftCore,
+        stream: CoreLog,
+        sink: EffectSink,
+        now_ms: Callable[[], int],
+        lease_clock: Callable[[], int] | None = None,
+    ) -> None:
+        """`lease_clock`: as `steady_ms` of `RaftCore.step_many`; None: always 0."""
         self.core = core
+        self._lease_clock = lease_clock
         self._stream = stream
         self._sink = sink
         self._now_ms = now_ms
@@ -182,7 +191,8 @@ class CoreRuntime:
         events, self._events = self._events, []
         try:
             self._deadline_ms = None
-            self._carry_out(self.core.step_many(events))
+            steady_ms = self._lease_clock() if self._lease_clock is not None else 0
+            self._carry_out(self.core.step_many(events, steady_ms))
         except Exception as exc:  # noqa: BLE001 - as above
             self._core_failed(exc)
 

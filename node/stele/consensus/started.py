@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 
 from stele.consensus.applier import Applier
 from stele.consensus.following import Following
@@ -22,6 +23,7 @@ from stele.consensus.state import ReplicaState, Standing
 from stele.consensus.storage import Storage
 from stele.consensus.timestamps import Timestamps, decode_ceiling
 from stele.consensus.writes import Writes
+from stele.model.cluster_version import LEADER_LEASES_VERSION
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import SteleError, of_later_program
 from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId
@@ -62,7 +64,8 @@ class StartedReplica:
         self.active_ms = host.now_ms()
         self.committed_opid: OpId = machine.applied if machine is not None else OPID_NONE
         self.core = RaftCore(options.raft, standing.replica_id, initial, host)
-        self.runtime = CoreRuntime(self.core, stream, self, host.now_ms)
+        lease_clock = partial(_lease_clock, host) if options.raft.lease_ms else None
+        self.runtime = CoreRuntime(self.core, stream, self, host.now_ms, lease_clock)
         self.bounds = MessageBounds(self.core, host)
         contexts = itertools.count(1)
         self.members = Members(standing, host, self.runtime, contexts, initial)
@@ -223,6 +226,11 @@ class StartedReplica:
         """Leave CONFIGURING if a leader is known, and an entry of its term is known committed."""
         if self.core.term_committed:
             self._standing.term_committed()
+
+
+def _lease_clock(host: Host) -> int:
+    """The node's steady clock in milliseconds. 0 while a node of the cluster may run a release that forgets promises."""
+    return host.steady_us() // 1_000 if host.cluster_version() >= LEADER_LEASES_VERSION else 0
 
 
 def _timestamps(

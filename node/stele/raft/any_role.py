@@ -167,11 +167,15 @@ def answer_vote_request(role: Acting, sender: ReplicaId, request: VoteRequest) -
     """Give or refuse a vote; in a pre-vote, say whether it would be given (Raft §5.2, §5.4.1)."""
     state = role.state
     alive = state.leader_alive()
+    bound = state.bound(request.released)
     if request.pre_vote:
-        granted = not alive and _free_to_vote(state, sender, request) and _up_to_date(state, request)
+        granted = (
+            not alive and not bound and _free_to_vote(state, sender, request) and _up_to_date(state, request)
+        )
         _answer_vote(state, sender, request, granted, alive)
         return
-    if request.term < state.term or (alive and not request.ignore_live_leader):
+    # Refused without its term, so that the leader is not deposed either (dissertation 4.2.3).
+    if request.term < state.term or bound or (alive and not request.ignore_live_leader):
         _answer_vote(state, sender, request, False, alive)
         return
     if request.term > state.term:

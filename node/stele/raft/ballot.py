@@ -15,13 +15,26 @@ from stele.raft.state import RaftState
 class Ballot:
     """The votes of one round at `term`. In a pre-vote, `term` is the one that this replica would enter."""
 
-    __slots__ = ("_state", "_votes", "ignore_live_leader", "lost", "own_after", "pre_vote", "term")
+    __slots__ = (
+        "_state",
+        "_votes",
+        "ignore_live_leader",
+        "lost",
+        "own_after",
+        "pre_vote",
+        "released",
+        "term",
+    )
 
-    def __init__(self, state: RaftState, term: int, *, pre_vote: bool, ignore_live_leader: bool) -> None:
+    def __init__(
+        self, state: RaftState, term: int, *, pre_vote: bool, ignore_live_leader: bool, released: int = 0
+    ) -> None:
         self._state = state
         self.term = term
         self.pre_vote = pre_vote
         self.ignore_live_leader = ignore_live_leader
+        self.released = released
+        """As in `VoteRequest`."""
         self.lost = False
         """Every voter has answered, and too few have granted their vote."""
         self.own_after = state.outbox.hard_barrier()
@@ -32,7 +45,12 @@ class Ballot:
         """Ask all other voters."""
         state = self._state
         request = VoteRequest(
-            self.term, state.log.last_opid, self.pre_vote, self.ignore_live_leader, state.node_id()
+            self.term,
+            state.log.last_opid,
+            self.pre_vote,
+            self.ignore_live_leader,
+            state.node_id(),
+            self.released,
         )
         after = state.outbox.hard_barrier()
         for peer in state.config.voters:

@@ -20,10 +20,14 @@ class Candidate:
 
     __slots__ = ("ballot", "state", "switch")
 
-    def __init__(self, state: RaftState, switch: Switch, *, ignore_live_leader: bool) -> None:
+    def __init__(
+        self, state: RaftState, switch: Switch, *, ignore_live_leader: bool, released: int = 0
+    ) -> None:
         self.state = state
         self.switch = switch
-        self.ballot = Ballot(state, state.term, pre_vote=False, ignore_live_leader=ignore_live_leader)
+        self.ballot = Ballot(
+            state, state.term, pre_vote=False, ignore_live_leader=ignore_live_leader, released=released
+        )
 
     @property
     def caught_up_ms(self) -> int | None:

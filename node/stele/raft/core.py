@@ -54,11 +54,15 @@ class RaftCore:
         """
         return self.step_many((event,))
 
-    def step_many(self, events: Iterable[Event]) -> list[Effect]:
+    def step_many(self, events: Iterable[Event], steady_ms: int = 0) -> list[Effect]:
         """Handle several events as one turn of the owner's loop; returns their effects, coalesced.
+
+        `steady_ms`: the node's steady clock before this call, which goes on while the machine is suspended; 0: no lease is
+        asked for or promised in this turn.
 
         Raises as `step`.
         """
+        self.state.steady_ms = steady_ms
         roles = self._roles
         roles.take(events)
         leader = roles.leader
@@ -192,6 +196,18 @@ class RaftCore:
         if self._roles.leader is None or state.witness or not state.term_committed:
             return None
         return state.term, state.commit_index
+
+    def leased(self, steady_us: int) -> bool:
+        """Whether this replica leads and nobody else can, at this time of the node's steady clock. Then a read that came before
+        that time may be answered at `read_point` at once."""
+        leader = self._roles.leader
+        return leader is not None and leader.lease.holds(
+            steady_us, leader.peers.voters, self.state.config.majority
+        )
+
+    def bound_at(self, now_ms: int) -> bool:
+        """Whether a promise to a leader forbids this replica to vote at this time of the owner's clock."""
+        return self.state.promise.binds(now_ms, 0)
 
     def vouches(self, leader: ReplicaId, term: int) -> bool:
         """Whether this voter follows `leader` in `term`, and has voted in no later one. Its disk holds that, too."""

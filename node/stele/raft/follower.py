@@ -112,7 +112,8 @@ class Follower:
         """Stand at once, as the leader asks (dissertation 3.10)."""
         state = self.state
         if request.term == state.term and state.may_campaign and self._may_take_over_from(sender):
-            self.switch.stand(f"replica {sender} hands over", ignore_live_leader=True)
+            released = request.term if request.lease_given_up else 0
+            self.switch.stand(f"replica {sender} hands over", ignore_live_leader=True, released=released)
 
     def _may_take_over_from(self, leader: ReplicaId) -> bool:
         """Whether this replica may take over. A witness may not; an unfit replica may take over only from a
@@ -208,6 +209,7 @@ class Follower:
             state.has_data,
             False,
             at,
+            state.promise_lease(request) if request.lease_ms else 0,
         )
         state.outbox.send(sender, response, state.outbox.hard_barrier())
 
@@ -226,6 +228,7 @@ class Follower:
             state.has_data,
             False,
             request.preceding.index,
+            state.promise_lease(request) if request.lease_ms else 0,
         )
         state.outbox.send(sender, response, after)
 
@@ -254,8 +257,12 @@ class Follower:
         self.ask_around(why)
 
     def ask_around(self, why: str) -> None:
-        """Start the pre-vote. If this is the only voter, stand for election at once."""
+        """Start the pre-vote. If this is the only voter, stand for election at once. Wait while a promise forbids it."""
         state = self.state
+        if state.bound():
+            if not state.leads_if_nobody_can:
+                state.timer.draw_after(state.now_ms, state.promise.until_ms + 1)
+            return
         if state.config.majority == 1:
             self.switch.stand(why, ignore_live_leader=False)
             return

@@ -13,6 +13,7 @@ from stele.model.errors import Code
 from stele.model.ids import ReplicaId
 from stele.raft.effects import TransferFailed
 from stele.raft.events import Propose, TransferLeadership
+from stele.raft.lease import Lease
 from stele.raft.messages import TimeoutNow
 from stele.raft.peers import Peers
 from stele.raft.pending import Transfer
@@ -31,11 +32,12 @@ class Handover:
     The transfer itself is in `RaftState.pending`, as it may outlive this leader.
     """
 
-    __slots__ = ("_held", "_peers", "_state", "held_bytes")
+    __slots__ = ("_held", "_lease", "_peers", "_state", "held_bytes")
 
-    def __init__(self, state: RaftState, peers: Peers) -> None:
+    def __init__(self, state: RaftState, peers: Peers, lease: Lease) -> None:
         self._state = state
         self._peers = peers
+        self._lease = lease
         self._held: list[Propose] = []
         self.held_bytes = 0
         """Bytes of the proposals held back."""
@@ -104,7 +106,9 @@ class Handover:
         progress = self._peers.progress.get(transfer.target)
         if progress is not None and progress.match == state.log.last_index:
             transfer.sent = transfer.asked = True
-            state.outbox.send(transfer.target, TimeoutNow(state.term, transfer.cause), 0)
+            # From here on the target may win, so this leader must answer no read alone.
+            asks = TimeoutNow(state.term, transfer.cause, self._lease.give_up())
+            state.outbox.send(transfer.target, asks, 0)
 
     def end(self, code: Code, why: str) -> None:
         """Leadership is over. The transfer fails, unless its target was asked to stand: that target may still

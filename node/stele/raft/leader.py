@@ -1,7 +1,7 @@
 """Leading one term: answers, proposals, reads, the commit rule, the end of each turn.
 
 A Leader is made when it wins an election, and dropped when it steps down. Its parts: `peers`, `replication`,
-`heartbeats`, `handover`, `changes` and `reads`.
+`heartbeats`, `handover`, `changes`, `lease` and `reads`.
 
 Invariants: a leader never drops its own entries. It counts copies only for an entry of its own term; that
 commits all entries before it, too (Raft §5.4.2). Its own copy counts only as far as it is durable. Each
@@ -37,6 +37,7 @@ from stele.raft.events import (
 )
 from stele.raft.handover import Handover
 from stele.raft.heartbeats import Heartbeats
+from stele.raft.lease import Lease
 from stele.raft.messages import UpdateRequest, UpdateResponse, VoteResponse
 from stele.raft.peers import Peers
 from stele.raft.progress import Progress
@@ -55,6 +56,7 @@ class Leader:
         "changes",
         "handover",
         "heartbeats",
+        "lease",
         "peers",
         "reads",
         "replication",
@@ -67,9 +69,10 @@ class Leader:
         self.switch = switch
         self.reads = ReadRounds()
         self.peers = Peers(state)
-        self.replication = Replication(state, self.peers, self.reads)
+        self.lease = Lease(state.self_replica, state.options.lease_ms)
+        self.replication = Replication(state, self.peers, self.reads, self.lease)
         self.heartbeats = Heartbeats(state, self.peers, self.replication)
-        self.handover = Handover(state, self.peers)
+        self.handover = Handover(state, self.peers, self.lease)
         self.changes = changes_class(state, self.peers, self.handover)
 
     # The beginning and the end
@@ -202,6 +205,8 @@ class Leader:
             # It abstains: nothing else that it says counts.
             return
         progress.has_data = response.has_data
+        if response.lease_sent_ms:
+            self._note_promise(sender, response.lease_sent_ms)
         if response.read_context and self.reads.acknowledge(sender, response.read_context):
             peers.recount = True
         if response.success:
@@ -211,6 +216,13 @@ class Leader:
                 self.changes.candidate_moved(progress)
         else:
             self._on_gap(progress, response)
+
+    def _note_promise(self, sender: ReplicaId, sent_ms: int) -> None:
+        state = self.state
+        if sent_ms > state.steady_ms > 0:
+            state.ignore(sender, f"it promises to a message of {sent_ms} ms, and it is {state.steady_ms} ms")
+        else:
+            self.lease.promised(sender, sent_ms)
 
     def _on_gap(self, progress: Progress, response: UpdateResponse) -> None:
         """The peer's log does not match: choose where to probe next (Raft §5.3, last part).

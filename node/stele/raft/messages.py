@@ -26,6 +26,8 @@ class UpdateRequest:
     - `sent_ms`: the leader's clock; the answer repeats it.
     - `all_replicated_index`: the last index that every voter holds durably. A witness may drop its log up to
       there.
+    - `lease_ms`: for how long the receiver is asked to elect nobody else; 0: not at all. `lease_sent_ms`: when
+      this left, by the leader's steady clock.
     """
 
     term: int
@@ -35,6 +37,8 @@ class UpdateRequest:
     read_context: int = 0
     sent_ms: int = 0
     all_replicated_index: int = 0
+    lease_ms: int = 0
+    lease_sent_ms: int = 0
 
 
 @record
@@ -48,6 +52,7 @@ class UpdateResponse:
       the log.
     - `failed`: this replica is FAILED, and its answers count for nothing.
     - `has_data`: it holds the rows, not only the log (false for a young witness).
+    - `lease_sent_ms`: repeated from the request if this replica promises the lease that it asks for, else 0.
     """
 
     term: int
@@ -60,6 +65,7 @@ class UpdateResponse:
     has_data: bool = True
     failed: bool = False
     preceding_index: int = 0
+    lease_sent_ms: int = 0
 
 
 @record
@@ -67,7 +73,7 @@ class VoteRequest:
     """A candidate asks for a vote at `term` (RequestVote, Raft figure 2).
 
     `pre_vote`: it asks whether it would get one. `ignore_live_leader`: the leader itself asked for this
-    election (dissertation 3.10).
+    election (dissertation 3.10). `released`: the leader of this term asked, and has given its lease up; 0: none.
     """
 
     term: int
@@ -75,6 +81,7 @@ class VoteRequest:
     pre_vote: bool = False
     ignore_live_leader: bool = False
     candidate_node: str = ""
+    released: int = 0
 
 
 @record
@@ -97,11 +104,13 @@ class VoteResponse:
 class TimeoutNow:
     """The leader of `term` asks the receiver to campaign at once (dissertation 3.10).
 
-    `cause`: why the leader was asked to hand over; empty if unknown.
+    `cause`: why the leader was asked to hand over; empty if unknown. `lease_given_up`: it takes no lease any more
+    in this term, so no voter needs to keep a promise to it.
     """
 
     term: int
     cause: str = ""
+    lease_given_up: bool = False
 
 
 Message = UpdateRequest | UpdateResponse | VoteRequest | VoteResponse | TimeoutNow

@@ -1,7 +1,7 @@
 """Settings of the algorithm. Read by the core; chosen by the owner.
 
-Invariant: safety does not depend on them. If two replicas of a group have different settings, only progress
-may suffer.
+Invariant: safety depends on none of them but `promised_ms`. If two replicas of a group have different settings, only
+progress may suffer.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ class RaftOptions:
       that, proposals are THROTTLED.
     - `unreached_ms`: the owner gets an effect for a peer that has not answered its leader for this long.
       Nothing else follows.
+    - `lease_ms`: the length of the lease that a leader asks for, and the longest that a voter promises; 0: none.
+      `promised_ms`: the longest that this replica may have promised before its start, or will promise. It must be durable
+      before a core is made with it, and never less than in an earlier life.
     """
 
     heartbeat_ms: int = 75
@@ -32,10 +35,17 @@ class RaftOptions:
     probe_bytes_max: int = 64 << 10
     tail_bytes_max: int = 4 << 20
     uncommitted_bytes_max: int = 16 << 20
+    lease_ms: int = 0
+    promised_ms: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_ms < self.election_min_ms <= self.election_max_ms:
             raise Rejected(
                 f"raft options: heartbeat {self.heartbeat_ms} ms, election {self.election_min_ms} to "
                 f"{self.election_max_ms} ms; expected 0 < heartbeat < election min <= election max"
+            )
+        if not 0 <= self.lease_ms <= self.promised_ms:
+            raise Rejected(
+                f"raft options: a lease of {self.lease_ms} ms, promised up to {self.promised_ms} ms; expected a lease that "
+                f"is durably marked as promised"
             )

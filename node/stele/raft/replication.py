@@ -9,6 +9,7 @@ from __future__ import annotations
 from stele.model.entry import Entry
 from stele.raft.effects import PeerNeedsCopy, ReadLog
 from stele.raft.events import LogRead
+from stele.raft.lease import Lease
 from stele.raft.messages import ENTRY_MESSAGE_BYTES, UpdateRequest
 from stele.raft.peers import Peers
 from stele.raft.progress import Progress
@@ -20,12 +21,13 @@ from stele.raft.status import PeerState
 class Replication:
     """Sends UpdateRequest to the peers of one leadership."""
 
-    __slots__ = ("_peers", "_reads", "_request", "_state")
+    __slots__ = ("_lease", "_peers", "_reads", "_request", "_state")
 
-    def __init__(self, state: RaftState, peers: Peers, reads: ReadRounds) -> None:
+    def __init__(self, state: RaftState, peers: Peers, reads: ReadRounds, lease: Lease) -> None:
         self._state = state
         self._peers = peers
         self._reads = reads
+        self._lease = lease
         self._request: UpdateRequest | None = None
         """The last message with entries of this turn.
 
@@ -93,6 +95,7 @@ class Replication:
             reads.round_id if reads.asked else 0,
             state.now_ms,
             state.all_replicated_index,
+            *self._lease.asks(state.steady_ms),
         )
 
     def _update(self, progress: Progress, request: UpdateRequest) -> None:

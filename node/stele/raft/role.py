@@ -32,8 +32,9 @@ class Switch(Protocol):
     def campaign(self, why: str) -> None:
         """Forget the leader, and ask who would vote for this replica."""
 
-    def stand(self, why: str, *, ignore_live_leader: bool, promoted: bool = False) -> None:
-        """Raise the term and ask for votes in it. `promoted`: an administrator asked for it."""
+    def stand(self, why: str, *, ignore_live_leader: bool, promoted: bool = False, released: int = 0) -> None:
+        """Raise the term and ask for votes in it, unless a promise forbids it. `promoted`: an administrator asked for it.
+        `released`: as in `VoteRequest`."""
 
     def lead(self, why: str) -> None:
         """A majority has voted for this replica."""

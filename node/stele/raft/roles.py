@@ -88,6 +88,9 @@ class Roles:
         self._started = True
         state, acting = self.state, self.acting
         state.now_ms = now_ms
+        promised_ms = state.options.promised_ms
+        if promised_ms and state.term:  # in term 0 there was no leader to promise anything to
+            state.promise.wait_out(state.term, now_ms + promised_ms)
         hinted = self._hint == state.self_replica
         state.set_role(state.resting_role, None if hinted else self._hint, "started")
         state.draw_election()
@@ -121,12 +124,14 @@ class Roles:
             was.end(code, why)
         return follower
 
-    def stand(self, why: str, *, ignore_live_leader: bool, promoted: bool = False) -> None:
+    def stand(self, why: str, *, ignore_live_leader: bool, promoted: bool = False, released: int = 0) -> None:
         """As `Switch.stand`."""
         state = self.state
+        if state.bound(released):
+            return
         state.enter_term(state.term + 1, state.self_replica, promoted=promoted)
         state.heard_ms = None
-        candidate = Candidate(state, self, ignore_live_leader=ignore_live_leader)
+        candidate = Candidate(state, self, ignore_live_leader=ignore_live_leader, released=released)
         self._act(candidate, table.CANDIDATE)
         state.set_role(Role.CANDIDATE, None, why)
         state.draw_election()
@@ -150,7 +155,8 @@ class Roles:
             heir = was.handover.best_successor()
             self.follow(None, f"this replica has FAILED: {reason}", Code.STEPPING_DOWN)
             if heir is not None:
-                state.outbox.send(heir, TimeoutNow(state.term), state.outbox.hard_barrier())
+                asks = TimeoutNow(state.term, lease_given_up=was.lease.give_up())
+                state.outbox.send(heir, asks, state.outbox.hard_barrier())
         elif isinstance(was, Candidate):
             self.follow(None, f"this replica has FAILED: {reason}")
         self._act(Failed(state, self), table.FAILED)

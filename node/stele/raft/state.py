@@ -15,7 +15,9 @@ from stele.model.ids import ReplicaId
 from stele.raft.cause import cause_of
 from stele.raft.effects import Committed, ConfigChanged, HardState, MessageIgnored, Role, RoleChanged
 from stele.raft.events import Event, InitialState
+from stele.raft.lease import Promise
 from stele.raft.log import LogView
+from stele.raft.messages import UpdateRequest
 from stele.raft.options import RaftOptions
 from stele.raft.outbox import Outbox
 from stele.raft.pending import Pending
@@ -42,9 +44,11 @@ class RaftState:
         "options",
         "outbox",
         "pending",
+        "promise",
         "role",
         "self_replica",
         "stalled_until_ms",
+        "steady_ms",
         "term",
         "term_leader",
         "timer",
@@ -75,6 +79,9 @@ class RaftState:
         self.pending = Pending(log, self.outbox)
         self.timer = ElectionTimer(options, rng)
         self.now_ms = 0
+        self.steady_ms = 0
+        """The owner's steady clock when the turn began; 0: leases are neither asked for nor promised now."""
+        self.promise = Promise()
         self.event: Event | None = None
         """The event that is being taken; None between turns, and at the end of one."""
         self.term = initial.term
@@ -213,6 +220,17 @@ class RaftState:
         self.term_leader = leader
         self.draw_election()
         self.pending.leader_known(leader)
+
+    def bound(self, released: int = 0) -> bool:
+        """Whether a promise forbids this replica to vote now, also for itself. `released`: as in `VoteRequest`."""
+        return self.promise.binds(self.now_ms, released)
+
+    def promise_lease(self, request: UpdateRequest) -> int:
+        """Promise the lease that the leader asks for. Returns what the answer repeats; 0: nothing is promised."""
+        if not self.steady_ms or not 0 < request.lease_ms <= self.options.lease_ms:
+            return 0
+        self.promise.give(self.term, self.now_ms + request.lease_ms)
+        return request.lease_sent_ms
 
     def forget_leader(self, replica_id: ReplicaId) -> None:
         """The node of replica `replica_id` failed. If that replica is the leader, campaign soon."""

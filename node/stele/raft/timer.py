@@ -41,6 +41,12 @@ class ElectionTimer:
         )
         self.due_ms = min(self.due_ms, now_ms + self._rng.randint(low, high))
 
+    def draw_after(self, now_ms: int, free_ms: int) -> None:
+        """Campaign soon after `free_ms`, when a promise ends, or earlier if that was drawn before and is not too early."""
+        low, high = self._options.election_min_ms // 30, self._options.election_min_ms // 3
+        soon_ms = max(now_ms, free_ms) + self._rng.randint(low, high)
+        self.due_ms = self.due_ms if free_ms <= self.due_ms < soon_ms else soon_ms
+
     def draw_within(self, now_ms: int, low_ms: int, high_ms: int) -> None:
         """Campaign between `low_ms` and `high_ms` from now, or earlier if that was drawn before."""
         self.due_ms = min(self.due_ms, now_ms + self._rng.randint(low_ms, high_ms))

@@ -47,6 +47,9 @@ def encode_body(message: Message) -> bytes:
                 update.read_context = message.read_context
             update.sent_ms = message.sent_ms
             update.all_replicated_index = message.all_replicated_index
+            if message.lease_ms:
+                update.lease_ms = message.lease_ms
+                update.lease_sent_ms = message.lease_sent_ms
             for entry in message.entries:
                 update.entries.add(
                     term=entry.term,
@@ -73,6 +76,8 @@ def encode_body(message: Message) -> bytes:
                 response.read_context = message.read_context
             if message.failed:
                 response.failed = True
+            if message.lease_sent_ms:
+                response.lease_sent_ms = message.lease_sent_ms
         case VoteRequest():
             envelope.vote.CopyFrom(
                 consensus_pb2.VoteRequest(
@@ -83,6 +88,7 @@ def encode_body(message: Message) -> bytes:
                     pre_vote=message.pre_vote,
                     ignore_live_leader=message.ignore_live_leader,
                     candidate_node=id_to_pb(message.candidate_node),
+                    released=message.released,
                 )
             )
         case VoteResponse():
@@ -97,7 +103,9 @@ def encode_body(message: Message) -> bytes:
                 )
             )
         case TimeoutNow():
-            asks = consensus_pb2.TimeoutNow(term=message.term, cause=cut(message.cause))
+            asks = consensus_pb2.TimeoutNow(
+                term=message.term, cause=cut(message.cause), lease_given_up=message.lease_given_up
+            )
             envelope.timeout_now.CopyFrom(asks)
         case _:
             assert_never(message)
@@ -122,6 +130,8 @@ def message_from_pb(envelope: consensus_pb2.ConsensusMessage) -> Message:
                 u.read_context,
                 u.sent_ms,
                 u.all_replicated_index,
+                u.lease_ms,
+                u.lease_sent_ms,
             )
         case "update_response":
             r = envelope.update_response
@@ -137,6 +147,7 @@ def message_from_pb(envelope: consensus_pb2.ConsensusMessage) -> Message:
                 r.has_data,
                 r.failed,
                 r.preceding_index,
+                r.lease_sent_ms,
             )
         case "vote":
             v = envelope.vote
@@ -146,13 +157,14 @@ def message_from_pb(envelope: consensus_pb2.ConsensusMessage) -> Message:
                 v.pre_vote,
                 v.ignore_live_leader,
                 NodeId(id_from_pb(v.candidate_node)),
+                v.released,
             )
         case "vote_response":
             w = envelope.vote_response
             return VoteResponse(w.term, w.granted, w.pre_vote, w.request_term, w.leader_failed, w.failed)
         case "timeout_now":
             t = envelope.timeout_now
-            return TimeoutNow(t.term, cut(t.cause))
+            return TimeoutNow(t.term, cut(t.cause), t.lease_given_up)
         case other:
             raise Rejected(
                 f"a peer sent a message of kind {other}, unknown to this program; upgrade it",

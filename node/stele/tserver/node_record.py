@@ -85,6 +85,9 @@ class NodeRecord:
     """When, and for which tablet, an administrator made the replica here the only voter; see
     stele.tserver.offline."""
     dropped: Dropped = Dropped()
+    promised_ms: int = 0
+    """The longest lease that a replica here may ever have promised to a leader. Each waits so long after a start before it
+    votes. Never falls."""
     version: int = FORMAT_VERSION
 
     def holds(self, key: StreamKey) -> bool:
@@ -175,6 +178,7 @@ def _read_file(path: Path) -> NodeRecord:
             accepting=bool(raw.get("accepting", False)),
             fenced=bool(raw.get("fenced", False)),
             dropped=_read_dropped(raw.get("dropped")),
+            promised_ms=int(raw.get("promised_ms", 0)),
             version=version,
         )
     except (ValueError, TypeError, KeyError, AttributeError) as exc:

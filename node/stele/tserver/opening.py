@@ -62,7 +62,16 @@ async def open_node(options: NodeOptions, life: AsyncExitStack) -> Opened:
     found = record.found or node_log.recovery.found
     if found != record.found:
         await threads.in_thread(lambda: volume.update(lambda record: replace(record, found=found)))
+    options = await threads.in_thread(_with_lease, options, volume)
     return Opened(options, volume, NodeDescription(options, volume), threads, node_log, found)
+
+
+def _with_lease(options: NodeOptions, volume: Volume) -> NodeOptions:
+    """The options with the leases of leaders. On return the volume says that its replicas may promise them. Blocks."""
+    lease_ms = options.leader_lease_ms
+    volume.update(lambda record: replace(record, promised_ms=max(record.promised_ms, lease_ms)))
+    raft = replace(options.replica.raft, lease_ms=lease_ms, promised_ms=volume.record.promised_ms)
+    return replace(options, replica=replace(options.replica, raft=raft))
 
 
 def _open_log(volume: Volume, options: NodeOptions, loop: asyncio.AbstractEventLoop) -> Log:

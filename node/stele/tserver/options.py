@@ -25,6 +25,8 @@ EXIT_TRY_AGAIN = 75
 """Exit code: nothing is damaged, but the disk is full, or something that was needed did not answer."""
 
 WAL_SYNC = ("always", "interval", "never")
+LEASE_MIN_MS, LEASE_MAX_MS = 150, 5_000
+"""A leader's lease. A shorter one would end before the next heartbeats are answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class NodeOptions:
     as a master that waits for a copy of the catalog. For port 0, also in `listen`, the system chooses a port;
     heartbeats report it to the masters. `wal_segment_mib`: the length of a segment of the log, in MiB; the next one is always
     prepared. `wal_spare_segments`: how many more are kept once nobody needs what they hold, so that none has to be made.
+    `leader_lease_ms`: the length of the leases under which leaders answer reads alone; 0: they have none.
     """
 
     data_dir: Path
@@ -61,6 +64,7 @@ class NodeOptions:
     wal_sync: str = "always"
     wal_segment_mib: int = 64
     wal_spare_segments: int = 4
+    leader_lease_ms: int = 0
     first_masters: tuple[FirstMaster, ...] = ()
     join: bool = False
     fork_id: str = ""
@@ -87,6 +91,10 @@ class NodeOptions:
             faults.append(f"--wal-segment-mib {self.wal_segment_mib}: expected 4 to 1024")
         if not 0 <= self.wal_spare_segments <= 64:
             faults.append(f"--wal-spare-segments {self.wal_spare_segments}: expected 0 to 64")
+        if self.leader_lease_ms and not LEASE_MIN_MS <= self.leader_lease_ms <= LEASE_MAX_MS:
+            faults.append(
+                f"--leader-lease-ms {self.leader_lease_ms}: expected 0, or {LEASE_MIN_MS} to {LEASE_MAX_MS}"
+            )
         if self.first_masters and self.join:
             faults.append("--first-masters and --join exclude each other; give one of them")
         if self.first_masters and self.node_id not in {m.node_id for m in self.first_masters}:

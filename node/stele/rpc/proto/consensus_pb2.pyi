@@ -281,6 +281,8 @@ class UpdateConsensusRequest(_message.Message):
     READ_CONTEXT_FIELD_NUMBER: _builtins.int
     SENT_MS_FIELD_NUMBER: _builtins.int
     ALL_REPLICATED_INDEX_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    LEASE_SENT_MS_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     commit_index: _builtins.int
     read_context: _builtins.int
@@ -288,6 +290,10 @@ class UpdateConsensusRequest(_message.Message):
     sent_ms: _builtins.int
     """the leader's clock, echoed"""
     all_replicated_index: _builtins.int
+    lease_ms: _builtins.int
+    """how long the receiver shall elect nobody else; 0: not asked. From cluster version 2 on"""
+    lease_sent_ms: _builtins.int
+    """the leader's steady clock"""
     @_builtins.property
     def preceding(self) -> _common_pb2.OpIdPB: ...
     @_builtins.property
@@ -302,10 +308,12 @@ class UpdateConsensusRequest(_message.Message):
         read_context: _builtins.int = ...,
         sent_ms: _builtins.int = ...,
         all_replicated_index: _builtins.int = ...,
+        lease_ms: _builtins.int = ...,
+        lease_sent_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["preceding", b"preceding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_replicated_index", b"all_replicated_index", "commit_index", b"commit_index", "entries", b"entries", "preceding", b"preceding", "read_context", b"read_context", "sent_ms", b"sent_ms", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_replicated_index", b"all_replicated_index", "commit_index", b"commit_index", "entries", b"entries", "lease_ms", b"lease_ms", "lease_sent_ms", b"lease_sent_ms", "preceding", b"preceding", "read_context", b"read_context", "sent_ms", b"sent_ms", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -325,6 +333,7 @@ class UpdateConsensusResponse(_message.Message):
     HAS_DATA_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
     PRECEDING_INDEX_FIELD_NUMBER: _builtins.int
+    LEASE_SENT_MS_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     success: _builtins.bool
     conflict_index: _builtins.int
@@ -336,6 +345,8 @@ class UpdateConsensusResponse(_message.Message):
     failed: _builtins.bool
     preceding_index: _builtins.int
     """echoed"""
+    lease_sent_ms: _builtins.int
+    """echoed if this replica promises the lease, else 0"""
     @_builtins.property
     def last_received(self) -> _common_pb2.OpIdPB:
         """durable"""
@@ -353,10 +364,11 @@ class UpdateConsensusResponse(_message.Message):
         has_data: _builtins.bool = ...,
         failed: _builtins.bool = ...,
         preceding_index: _builtins.int = ...,
+        lease_sent_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_received", b"last_received"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conflict_index", b"conflict_index", "conflict_term", b"conflict_term", "failed", b"failed", "has_data", b"has_data", "last_received", b"last_received", "preceding_index", b"preceding_index", "read_context", b"read_context", "sent_ms", b"sent_ms", "success", b"success", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conflict_index", b"conflict_index", "conflict_term", b"conflict_term", "failed", b"failed", "has_data", b"has_data", "last_received", b"last_received", "lease_sent_ms", b"lease_sent_ms", "preceding_index", b"preceding_index", "read_context", b"read_context", "sent_ms", b"sent_ms", "success", b"success", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -371,10 +383,13 @@ class VoteRequest(_message.Message):
     PRE_VOTE_FIELD_NUMBER: _builtins.int
     IGNORE_LIVE_LEADER_FIELD_NUMBER: _builtins.int
     CANDIDATE_NODE_FIELD_NUMBER: _builtins.int
+    RELEASED_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     pre_vote: _builtins.bool
     ignore_live_leader: _builtins.bool
     candidate_node: _builtins.bytes
+    released: _builtins.int
+    """the leader of this term asked for the election, and has given its lease up; 0: none"""
     @_builtins.property
     def last_logged(self) -> _common_pb2.OpIdPB: ...
     def __init__(
@@ -385,10 +400,11 @@ class VoteRequest(_message.Message):
         pre_vote: _builtins.bool = ...,
         ignore_live_leader: _builtins.bool = ...,
         candidate_node: _builtins.bytes = ...,
+        released: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_logged", b"last_logged"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate_node", b"candidate_node", "ignore_live_leader", b"ignore_live_leader", "last_logged", b"last_logged", "pre_vote", b"pre_vote", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate_node", b"candidate_node", "ignore_live_leader", b"ignore_live_leader", "last_logged", b"last_logged", "pre_vote", b"pre_vote", "released", b"released", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -436,18 +452,22 @@ class TimeoutNow(_message.Message):
 
     TERM_FIELD_NUMBER: _builtins.int
     CAUSE_FIELD_NUMBER: _builtins.int
+    LEASE_GIVEN_UP_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     cause: _builtins.str
     """why; begins with the cause of a driver's heal; empty: not told"""
+    lease_given_up: _builtins.bool
+    """the leader takes no lease any more in this term"""
     def __init__(
         self,
         *,
         term: _builtins.int = ...,
         cause: _builtins.str = ...,
+        lease_given_up: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "lease_given_up", b"lease_given_up", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
