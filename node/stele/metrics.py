@@ -56,7 +56,7 @@ leased_reads = Tally(
     "stele_leased_reads_total",
     "Linearizable reads that a leader answered under its lease, so that no other node was asked.",
     [],
-).cell()
+)
 leases = Gauge(
     "stele_leases",
     "Leases in the key spaces that this node leads.",

@@ -115,11 +115,13 @@ def _messages() -> list[bytes]:
     update.CopyFrom(m)
     update.update.term = 3
     update.update.preceding.index = 7
+    update.update.lease_ms, update.update.lease_sent_ms = 300, 12
     update.update.entries.add(term=3, index=8, kind=1, timestamp=9, payload=b"xyz")
     vote = consensus_pb2.ConsensusMessage()
     vote.CopyFrom(m)
     vote.vote.term = 4
     vote.vote.candidate_node = bytes(16)
+    vote.vote.released = 3
     return [update.SerializeToString(), vote.SerializeToString()]
 
 

@@ -26,11 +26,15 @@ MESSAGES: list[Message] = [
         7,
     ),
     UpdateRequest(1, OpId(0, 0), (), 0),
+    UpdateRequest(3, OpId(2, 7), (), 7, 0, 1_234, 6, 300, 987_654),
     UpdateResponse(3, True, OpId(3, 9), 0, 0, 5, 1_234, True, False, 7),
     UpdateResponse(3, False, OpId(0, 0), 4, 2, 0, 0, False, True, 7),
+    UpdateResponse(3, True, OpId(3, 9), 0, 0, 5, 1_234, True, False, 7, 987_654),
     VoteRequest(4, OpId(3, 9), True, True, NodeId(new_id())),
+    VoteRequest(4, OpId(3, 9), False, True, NodeId(new_id()), 3),
     VoteResponse(4, True, True, 4, True, False),
     TimeoutNow(9),
+    TimeoutNow(9, "", True),
     TimeoutNow(9, "heal/7f3a91c2-12: its node drains"),
 ]
 
@@ -58,6 +62,8 @@ UPDATES = st.builds(
     NUMBERS,
     NUMBERS,
     NUMBERS,
+    st.integers(0, (1 << 32) - 1),
+    NUMBERS,
 )
 BOOLEANS = st.booleans()
 RESPONSES = st.builds(
@@ -71,6 +77,7 @@ RESPONSES = st.builds(
     NUMBERS,
     BOOLEANS,
     BOOLEANS,
+    NUMBERS,
     NUMBERS,
 )
 

@@ -90,7 +90,7 @@ class Reads:
         if not core.leased(self._host.steady_us()) or (point := core.read_point) is None:
             return None
         self.asked_ms = self._runtime.ticked_ms  # no group at rest has a lease
-        metrics.leased_reads[0] += 1
+        metrics.leased_reads.cell()[0] += 1
         return point[1]
 
     def index_for(self, follower: ReplicaId, term: int) -> int | None:

@@ -57,7 +57,7 @@ class RaftCore:
     def step_many(self, events: Iterable[Event], steady_ms: int = 0) -> list[Effect]:
         """Handle several events as one turn of the owner's loop; returns their effects, coalesced.
 
-        `steady_ms`: the node's steady clock before this call, which goes on while the machine is suspended; 0: no lease is
+        `steady_ms`: the node's steady clock before this call, which goes on while the machine is suspended. 0: no lease is
         asked for or promised in this turn.
 
         Raises as `step`.

@@ -49,6 +49,7 @@ def encode_body(message: Message) -> bytes:
             update.all_replicated_index = message.all_replicated_index
             if message.lease_ms:
                 update.lease_ms = message.lease_ms
+            if message.lease_sent_ms:
                 update.lease_sent_ms = message.lease_sent_ms
             for entry in message.entries:
                 update.entries.add(
