@@ -274,10 +274,11 @@ def test_after_it_asked_another_to_stand_a_leader_takes_no_lease_in_its_term() -
     effects = core.step_many([TransferLeadership(1, ReplicaId(2), 30)], STEADY_MS + 30)
     assert timeouts(effects) == [TimeoutNow(core.term, "", True)]
     assert not core.leased(1_000 * STEADY_MS)
-    core.step_many([Tick(31 + LEASED.election_max_ms)], STEADY_MS + 700)
-    assert not core.transferring, "the time for the hand-over is over"
-    effects = core.step_many([Tick(800)], STEADY_MS + 800)
-    assert {u.lease_ms for u in updates(effects, 2)} <= {0}
+    answer = UpdateResponse(core.term, True, OpId(1, 1), preceding_index=1)
+    core.step_many([Received(ReplicaId(n), answer, 500) for n in (2, 3)], STEADY_MS + 500)
+    effects = core.step_many([Tick(31 + LEASED.election_max_ms)], STEADY_MS + 700)
+    assert core.role is Role.LEADER and not core.transferring, "the time for the hand-over is over"
+    assert {u.lease_ms for u in updates(effects, 3)} == {0}
     promises(core, 2, STEADY_MS + 900)
     assert not core.leased(1_000 * (STEADY_MS + 900))
 
