@@ -13,6 +13,7 @@ import pytest
 
 from tests.docs.blocks import Block, blocks, run
 from tests.docs.test_python import bare
+from tests.harness.spark_python import spark_python
 
 __all__ = ["bare"]  # a fixture
 PAGE = "docs/spark-flights.md"
@@ -35,6 +36,7 @@ def test_each_block_prints_what_stands_below_it(
 ) -> None:
     """What a reader has after the first section: STELE_MASTERS, and no table."""
     monkeypatch.setenv("STELE_MASTERS", bare)
+    monkeypatch.setenv("PYSPARK_PYTHON", spark_python())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     names: dict[str, Any] = {"__name__": "__main__"}
     differ = []
