@@ -15,7 +15,7 @@ from stele.raft.messages import Message, UpdateRequest, UpdateResponse
 from tests.consensus import cluster
 from tests.consensus.cluster import STEADY, Group, Network, TestNode, leads, rows, wait_until
 from tests.consensus.conftest import MakeGroup
-from tests.consensus.rest import at_rest, resting
+from tests.consensus.rest import at_rest, resting, rests
 
 LEASE_MS = 60_000
 """Longer than any machine stands still in a test."""
@@ -136,7 +136,11 @@ async def test_who_promised_is_not_promoted_by_force_but_leads_once_the_leader_h
 async def test_a_read_wakes_a_group_at_rest_so_that_its_leader_has_a_lease_again(
     group_of: MakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group, _, leader = await at_rest(group_of)
+    group, nodes, leader = await at_rest(group_of)
+    await leader.reads.linearizable_read()
+    able = nodes[0].confirming._able
+    await wait_until(lambda: len(able) == 2)  # from now on nodes confirm reads, and wake nobody
+    await rests(group)
     node, steady_us = group.node_of(leader), group.node_of(leader).steady_us
     monkeypatch.setattr(node, "steady_us", lambda: steady_us() + 1_000 * LEASE_MS)
     assert resting(leader) and not leased(group, leader)
