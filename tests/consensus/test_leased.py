@@ -136,13 +136,15 @@ async def test_who_promised_is_not_promoted_by_force_but_leads_once_the_leader_h
 async def test_a_read_wakes_a_group_at_rest_so_that_its_leader_has_a_lease_again(
     group_of: MakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group, nodes, leader = await at_rest(group_of)
+    group, _, leader = await at_rest(group_of)
+    node, steady_us, slept_us = group.node_of(leader), group.node_of(leader).steady_us, [0]
+    monkeypatch.setattr(node, "steady_us", lambda: steady_us() + slept_us[0])
+    slept_us[0] += 1_000 * LEASE_MS
     await leader.reads.linearizable_read()
-    able = nodes[0].confirming._able
-    await wait_until(lambda: len(able) == 2)  # from now on nodes confirm reads, and wake nobody
+    able = node.confirming._able
+    await wait_until(lambda: len(able) == 2)  # from now on nodes confirm reads, which alone wakes nobody
     await rests(group)
-    node, steady_us = group.node_of(leader), group.node_of(leader).steady_us
-    monkeypatch.setattr(node, "steady_us", lambda: steady_us() + 1_000 * LEASE_MS)
+    slept_us[0] += 1_000 * LEASE_MS
     assert resting(leader) and not leased(group, leader)
     await leader.reads.linearizable_read()
     await wait_until(lambda: leased(group, leader))
