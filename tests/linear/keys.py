@@ -20,7 +20,14 @@ END = b"end"
 """The key of the last write."""
 KEYSPACE, NAME = "watched", "the-one"
 _TTL_S = 1.0
-_REFUSED = (Code.CHANGE_IN_PROGRESS, Code.UNKNOWN_OUTCOME, Code.NO_QUORUM, Code.DISK_FULL, Code.THROTTLED)
+_REFUSED = (
+    Code.CHANGE_IN_PROGRESS,
+    Code.UNKNOWN_OUTCOME,
+    Code.NO_QUORUM,
+    Code.NOT_READY,  # a node that was killed opens its replicas for longer than the client waits
+    Code.DISK_FULL,
+    Code.THROTTLED,
+)
 
 
 class History:
