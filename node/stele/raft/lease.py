@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from stele.model.ids import ReplicaId
 
 CLOCK_ERROR_PERCENT = 10
-"""How far the rate of a node's steady clock may be from true. NTP daemons correct a clock by 8.4 % at most."""
+"""How far the rate of a node's steady clock may be from true. By default NTP daemons correct a clock by less."""
 
 
 def counted_us(lease_ms: int) -> int:
