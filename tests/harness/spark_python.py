@@ -91,7 +91,6 @@ def spark_python() -> str:
     def end() -> None:
         ours.close()
         process.wait()
-        shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(end)
     return str(program)
@@ -129,6 +128,7 @@ def _serve(listening: socket.socket, ours: socket.socket) -> dict[str, Any]:
     while True:
         for fd, _ in ready.poll():
             if fd == ours.fileno():
+                shutil.rmtree(Path(listening.getsockname()).parent, ignore_errors=True)
                 os._exit(0)
             if fd == listening.fileno():
                 channel, _ = listening.accept()

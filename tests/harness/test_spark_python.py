@@ -37,21 +37,38 @@ def daemon() -> tuple[subprocess.Popen[bytes], int]:
     return started, int.from_bytes(started.stdout.read(4), "big")
 
 
-def test_a_daemon_ends_with_its_input_by_signals_and_with_its_program() -> None:
-    # 1 is what PySpark itself ends with.
-    for end, code in (("input", 1), ("SIGTERM", 1), ("SIGKILL", -9)):
+def test_a_daemon_ends_with_its_input_and_with_its_program() -> None:
+    for end, code in (("input", 1), ("SIGKILL", -9)):  # 1 is what PySpark itself ends with
         started, port = daemon()
         with started:
             assert started.poll() is None and not refuses(port)
             if end == "input":
                 assert started.stdin is not None
                 started.stdin.close()
-            elif end == "SIGTERM":
-                started.terminate()
             else:
                 started.kill()
             assert started.wait(WITHIN_S) == code, end
         until(partial(refuses, port), f"a daemon outlives its program, which {end} ended")
+
+
+_WAITS = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(5))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_sigterm_reaches_it(tmp_path: Path) -> None:
+    """A module of our own: PySpark's daemon loses one that comes while it forks."""
+    (tmp_path / "pyspark_waits.py").write_text(_WAITS)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    words = [spark_python(), "-m", "pyspark_waits"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as started:
+        assert started.stdout is not None and started.stdout.readline() == b"ready\n"
+        started.terminate()
+        assert started.wait(WITHIN_S) == 5
 
 
 _TELLS = """
@@ -94,8 +111,8 @@ def test_sessions_are_given_it_for_a_time() -> None:
 
 _MAKES_ONE = """
 import time
-from tests.harness.test_spark_python import daemon
-print(daemon()[1], flush=True)
+from tests.harness.test_spark_python import daemon, spark_python
+print(daemon()[1], spark_python(), flush=True)
 time.sleep(600)
 """
 
@@ -107,7 +124,8 @@ def test_none_outlives_the_process_that_made_the_template() -> None:
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as maker:
         assert maker.stdout is not None
-        port = int(maker.stdout.readline())
-        assert not refuses(port)
+        port, program = maker.stdout.readline().split()
+        assert not refuses(int(port)) and Path(program).exists()
         maker.kill()
-    until(partial(refuses, port), "a daemon outlives who made its template")
+    until(partial(refuses, int(port)), "a daemon outlives who made its template")
+    until(lambda: not Path(program).parent.exists(), "a folder outlives who made it")
