@@ -310,7 +310,7 @@ def _decode(raw: bytes, what: str, parse: Callable[[dict[str, Any]], T], newest:
         version = raw[0] if raw else "none"
         known = TICKET_VERSION if newest == TICKET_VERSION else f"{TICKET_VERSION} to {newest}"
         raise Rejected(
-            f"{what}: version {version} is unknown; expected version {known} in the first byte, then JSON",
+            f"{what}: version {version} is unknown; this program reads {known}: a byte of version, then JSON",
             code=Code.UNSUPPORTED_VERSION,
         )
     try:

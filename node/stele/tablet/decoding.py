@@ -168,7 +168,7 @@ def _inflated(codec: int, data: npt.NDArray[np.uint8]) -> pa.Buffer:
     found = CODECS[codec].decompress(pa.py_buffer(data[COMPRESSED.size :]), size)
     # Arrow does not tell how many bytes came out, so the checksum also finds a length that is not true.
     if google_crc32c.value(read_only(memoryview(found))) != crc:
-        raise ValueError("its checksum does not match after decompression")
+        raise ValueError("its checksum is different after decompression")
     return found
 
 
