@@ -71,7 +71,7 @@ class Parts:
             write_bytes_max=1000,
             clock_error_max_ms=500,
             read_timeout_ms=10_000,
-            raft=SimpleNamespace(uncommitted_bytes_max=uncommitted_bytes_max),
+            raft=SimpleNamespace(uncommitted_bytes_max=uncommitted_bytes_max, lease_ms=0),
         )
         self.host = SimpleNamespace(
             node_id="n",
