@@ -65,7 +65,17 @@ _SPEC_KEYS = (
     *("name", "tableName", "replicationFactor", "columns", "primaryKey", "partitioning"),
     *("owner", "comment", "historyRetention"),
 )
-_DESCRIBED_KEYS = ("kind", "id", "state", "tablets", "tabletsRunning", "tabletsReady", "size", "load", "copies")
+_DESCRIBED_KEYS = (
+    "kind",
+    "id",
+    "state",
+    "tablets",
+    "tabletsRunning",
+    "tabletsReady",
+    "size",
+    "load",
+    "copies",
+)
 """Fields of `describe --json` that are not part of the definition. A new table gets its own."""
 
 
