@@ -59,6 +59,21 @@ async def test_each_change_comes_once_while_leaders_are_killed(tmp_path: Path) -
         assert len(watched) > 50 and len(history.reads) > 10
 
 
+async def test_a_watch_begins_anew_where_an_attempt_without_an_answer_still_runs(tmp_path: Path) -> None:
+    """Found by tests/linear, seed 22: the node took the new attempt for the old one, and refused it for good."""
+    cluster = LocalCluster(tmp_path)
+    try:
+        await cluster.start()
+        async with cluster.client() as client:
+            space = await client.create_keyspace("s")
+            async with await space.watch() as watch:
+                await watch.begin()
+                await space.replace("k", "v")
+                assert [change.key for change in (await anext(watch)).changes] == [b"k"]
+    finally:
+        await cluster.close()
+
+
 async def test_an_upgrade_is_finalized_first(tmp_path: Path) -> None:
     async with small_cluster(tmp_path) as (cluster, client):
         cluster.cluster_version = 1

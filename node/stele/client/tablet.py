@@ -239,8 +239,12 @@ class TabletClient:
     async def watch(
         self, request: tserver_pb2.KvWatchRequest, *, timeout_s: float
     ) -> tserver_pb2.KvWatchResponse:
-        """Begin to watch keys. Raises what `read` raises."""
-        return (await self._ask(tserver_pb2.ClientRequest(watch=request), timeout_s)).watch
+        """Begin to watch keys. Afterwards `request` has the number of the last attempt. Raises what `read` raises."""
+        asked = tserver_pb2.ClientRequest(watch=request)  # a copy
+        try:
+            return (await self._ask(asked, timeout_s)).watch
+        finally:
+            request.number = asked.watch.number
 
     def add_watch(self, watch: Watching) -> int:
         """As `Streams.add_watch`."""
