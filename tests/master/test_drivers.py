@@ -96,6 +96,35 @@ async def test_a_cluster_that_hibernates_holds_every_driver_back(tmp_path: Path)
         assert await claimed(w) == mine + 1
 
 
+async def test_a_policy_that_forbids_masters_to_drive_takes_the_claim_from_one(tmp_path: Path) -> None:
+    """A master that had read the policy before took the claim after it, and began to heal."""
+    async with world(tmp_path) as w:
+        await ready(w)
+        master = pb.ClaimDriverRequest(holder="master/m1", ttl_ms=60_000)
+        taken = (await w.leader.ClaimDriver(master, None)).claim
+        policy = pb.DriverPolicyPB(dead_after_ms=30_000, max_lost_nodes=1, max_copies=4, drive_after_ms=0)
+        await w.leader.SetDriverPolicy(pb.SetDriverPolicyRequest(policy=policy), None)
+        ended = (await w.leader.GetClusterView(pb.GetClusterViewRequest(), None)).claim
+        assert (ended.holder, ended.epoch, ended.expires_us) == ("", taken.epoch + 1, 0)
+        for epoch in (0, taken.epoch, ended.epoch):
+            master.epoch = epoch
+            error = await refused(w.leader.ClaimDriver(master, None))
+            assert error.code is Code.NOT_READY and "the policy forbids it" in str(error)
+
+        # A driver's own claim outlives that policy, and a later one lets masters drive again.
+        claim = pb.ClaimDriverRequest(holder="d1", ttl_ms=60_000)
+        claim.epoch = (await w.leader.ClaimDriver(claim, None)).claim.epoch
+        policy.owner = "d1"
+        await w.leader.SetDriverPolicy(pb.SetDriverPolicyRequest(policy=policy), None)
+        await w.leader.ClaimDriver(claim, None)
+        claim.release = True
+        await w.leader.ClaimDriver(claim, None)
+        policy.drive_after_ms = 4_000
+        await w.leader.SetDriverPolicy(pb.SetDriverPolicyRequest(policy=policy), None)
+        master.epoch = 0
+        assert (await w.leader.ClaimDriver(master, None)).claim.holder == "master/m1"
+
+
 @pytest.mark.parametrize("ahead_ms", [0, 7_200_000, -7_200_000], ids=["right", "ahead", "behind"])
 async def test_no_wall_clock_decides_how_long_a_killed_drivers_claim_lasts(
     tmp_path: Path, ahead_ms: int

@@ -14,9 +14,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stele.master.leadership import Leadership
+from stele.master.leadership import MASTER_HOLDER, Leadership
 from stele.master.port import drop, insert, put, swap, unchanged
-from stele.master.records import ADMINISTRATOR, DRIVER, ClaimRecord, IntentRecord, NodeRecord
+from stele.master.records import (
+    ADMINISTRATOR,
+    DRIVER,
+    ClaimRecord,
+    IntentRecord,
+    NodeRecord,
+    PolicyRecord,
+)
 from stele.master.replica_ids import free_id
 from stele.model import bounds
 from stele.model.config import Configuration
@@ -43,7 +50,9 @@ async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest)
     earlier leader's may have been hours ahead.
 
     Raises:
-        Retryable: NOT_READY while another holder's claim runs, or while the policy holds drivers back.
+        Retryable: NOT_READY while another holder's claim runs, while the policy holds drivers back, or to a master
+            while the policy forbids masters to drive. A master that drives reads the policy before it asks, and
+            the policy may change in between.
         Rejected: STALE_EPOCH if the epoch to renew is not the one in force.
     """
     if not request.holder:
@@ -53,6 +62,8 @@ async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest)
         policy = lead.catalog.policy
         if policy is not None and policy.held and not (request.release or request.override_held):
             raise Retryable(f"no driver may work now: {policy.held}", code=Code.NOT_READY)
+        if forbids_masters(policy) and request.holder.startswith(MASTER_HOLDER) and not request.release:
+            raise Retryable("no master may drive now: the policy forbids it", code=Code.NOT_READY)
         expires_us = lead.wall_us() + request.ttl_ms * 1000  # only for display
         if request.epoch:
             if request.epoch != claim.epoch:
@@ -72,6 +83,11 @@ async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest)
         lead.claim_seen_ms, lead.claim_ttl_ms = now_ms, request.ttl_ms
         await lead.commit([put(renewed)])
         return renewed
+
+
+def forbids_masters(policy: PolicyRecord | None) -> bool:
+    """Whether masters never drive, however long no driver was heard."""
+    return policy is not None and not policy.drive_after_ms
 
 
 def ended_claim(claim: ClaimRecord) -> ClaimRecord:

@@ -23,7 +23,7 @@ from stele.driver.policy import Policy, StandingPolicy
 from stele.driver.view import ClusterView, Holder
 from stele.driver.wire import standing_from_pb
 from stele.master.cluster_view import Scene, masters_of, policy_to_pb
-from stele.master.driving import CLAIM_LOCK, check_epoch, ended_claim
+from stele.master.driving import CLAIM_LOCK, check_epoch, ended_claim, forbids_masters
 from stele.master.leadership import MASTER_HOLDER, Leadership
 from stele.master.port import put, swap
 from stele.master.records import PolicyRecord
@@ -41,8 +41,8 @@ _POLICY_LOCK = "driver policy"
 
 
 async def set_policy(lead: Leadership, asked: master_pb2.DriverPolicyPB, epoch: int) -> None:
-    """Replace the policy. One that holds drivers back ends the claim in force in the same batch, so the orders of
-    its holder are stale from then on. `epoch`: of the caller's claim, 0 if it has none.
+    """Replace the policy. One that forbids the holder of the claim to drive ends the claim in the same batch, so the
+    orders of that holder are stale from then on. `epoch`: of the caller's claim, 0 if it has none.
 
     Raises:
         Rejected: INVALID_ARGUMENT, a value is out of range. STALE_EPOCH: the caller has lost its claim, so what it knows of
@@ -59,8 +59,9 @@ async def set_policy(lead: Leadership, asked: master_pb2.DriverPolicyPB, epoch: 
         present = lead.catalog.policy
         record = dataclasses.replace(present, **values) if present is not None else PolicyRecord(**values)
         if record != present:
-            ended = [ended_claim(lead.catalog.claim)] if record.held else []
-            await lead.commit([put(record), *map(put, ended)])
+            claim = lead.catalog.claim
+            forbidden = record.held or (forbids_masters(record) and claim.holder.startswith(MASTER_HOLDER))
+            await lead.commit([put(record), *([put(ended_claim(claim))] if forbidden else [])])
 
 
 async def keep_budget(
