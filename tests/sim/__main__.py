@@ -1,6 +1,7 @@
 """`python -m tests.sim --seeds N [--start S] [--jobs J]`: run many seeds of simulated nodes; print failures, then how often
 each kind of fault was met.
 
+A fifth of the seeds have one of the weathers that no seed draws by itself. `--weather NAME` gives all seeds this one.
 `--seed N` runs one and prints its whole story; with `--shrink` the story of the smallest world that fails alike.
 `--planted` plants each known fault and prints after how many seeds it is found. `--coverage` runs the seeds under a tracer
 and prints the share of production's lines that ran. Exits 1 if a seed failed, or a planted fault was not found.
@@ -17,8 +18,9 @@ from collections.abc import Iterator
 from multiprocessing import get_context
 
 from tests.sim.bugs import BUGS
-from tests.sim.draw import draw_plan
+from tests.sim.draw import draw_plan, weather_of
 from tests.sim.lines import LinesRun
+from tests.sim.plan import Plan, Weather
 from tests.sim.shrink import shrink
 from tests.sim.world import SimulationFailure, World, run_seed, say_less
 
@@ -26,12 +28,16 @@ _MEASURED = ("raft", "consensus", "wal", "tablet", "driver")
 Result = tuple[int, int, Counter[str], str]
 
 
-def _results(seeds: range, jobs: int) -> Iterator[Result]:
+def _plan(seed: int, weather: Weather | None) -> Plan:
+    return draw_plan(seed, weather or weather_of(seed))
+
+
+def _results(plans: Iterator[Plan], jobs: int) -> Iterator[Result]:
     if jobs == 1:
-        yield from map(run_seed, seeds)
+        yield from map(run_seed, plans)
         return
     with get_context("spawn").Pool(jobs, say_less) as pool:
-        yield from pool.imap_unordered(run_seed, seeds, chunksize=4)
+        yield from pool.imap_unordered(run_seed, plans, chunksize=4)
 
 
 def _commit() -> str:
@@ -42,8 +48,8 @@ def _commit() -> str:
     return git.stdout.strip() or "unknown"
 
 
-def _tell(seed: int) -> int:
-    world = World(draw_plan(seed), story_lines=None)
+def _tell(plan: Plan) -> int:
+    world = World(plan, story_lines=None)
     try:
         result = world.run()
     except SimulationFailure as exc:
@@ -53,10 +59,10 @@ def _tell(seed: int) -> int:
     return 0
 
 
-def _shrink(seed: int) -> int:
-    found = shrink(draw_plan(seed))
+def _shrink(plan: Plan) -> int:
+    found = shrink(plan)
     if found is None:
-        print(f"seed {seed} does not fail")
+        print(f"seed {plan.seed} does not fail")
         return 0
     print(found.failure)
     print(f"without: {', '.join(found.without) or 'nothing'}")
@@ -77,18 +83,20 @@ def _planted(first: int, seeds_max: int) -> int:
     return 1 if unseen else 0
 
 
-def _run(seeds: range, jobs: int) -> int:
+def _run(seeds: range, jobs: int, weather: Weather | None) -> int:
+    again = f" --weather {weather.name.lower()}" if weather else ""
+    plans = (_plan(seed, weather) for seed in seeds)
     began = last = time.monotonic()
     failed: list[int] = []
     met: Counter[str] = Counter()
     writes = 0
-    for done, (seed, acknowledged, of_seed, failure) in enumerate(_results(seeds, jobs), 1):
+    for done, (seed, acknowledged, of_seed, failure) in enumerate(_results(plans, jobs), 1):
         writes += acknowledged
         met += of_seed
         if failure:
             failed.append(seed)
             print(
-                f"FAILED {failure}\nat {_commit()}; its story: python -m tests.sim --seed {seed}\n",
+                f"FAILED {failure}\nat {_commit()}; its story: python -m tests.sim --seed {seed}{again}\n",
                 flush=True,
             )
         now = time.monotonic()
@@ -109,9 +117,9 @@ def _run(seeds: range, jobs: int) -> int:
     return 1 if failed else 0
 
 
-def _measured(seeds: range) -> int:
+def _measured(seeds: range, weather: Weather | None) -> int:
     with LinesRun(_MEASURED) as lines:
-        code = _run(seeds, 1)
+        code = _run(seeds, 1, weather)
     for package, (ran, of) in lines.shares().items():
         print(f"{ran / of:>6.1%} of the lines of stele.{package} ran ({ran} of {of})")
     for path, count in lines.missing().most_common(8):
@@ -137,16 +145,23 @@ def main() -> int:
     parser.add_argument(
         "--coverage", action="store_true", help="print the share of production's lines that ran; slow"
     )
+    parser.add_argument(
+        "--weather",
+        choices=[w.name.lower() for w in Weather],
+        help="run all seeds in this weather; tests/sim/plan.py says what each is",
+    )
     arguments = parser.parse_args()
     if arguments.seeds < 1:
         parser.error(f"--seeds {arguments.seeds}: expected 1 or more")
     say_less()
+    weather = Weather[arguments.weather.upper()] if arguments.weather else None
     if arguments.seed is not None:
-        return _shrink(arguments.seed) if arguments.shrink else _tell(arguments.seed)
+        plan = _plan(arguments.seed, weather)
+        return _shrink(plan) if arguments.shrink else _tell(plan)
     if arguments.planted:
         return _planted(arguments.start, arguments.seeds)
     seeds = range(arguments.start, arguments.start + arguments.seeds)
-    return _measured(seeds) if arguments.coverage else _run(seeds, arguments.jobs)
+    return _measured(seeds, weather) if arguments.coverage else _run(seeds, arguments.jobs, weather)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,15 @@ _MIXED = (
 """Those whose plans begin as a mixed one."""
 _WEATHERS = (Weather.MIXED,) * 6 + (Weather.STORM,) * 3 + (Weather.DUEL, Weather.CHURN, Weather.FIGURE_8)
 
+_BY_TURNS = (Weather.CLOCKS, Weather.FULL_DISKS, Weather.FOLLOWERS, Weather.LEASES)
+"""Those that `draw_plan` gives on request alone."""
+
+
+def weather_of(seed: int) -> Weather | None:
+    """The weather that runs of many seeds ask for with this one. None: what the seed draws."""
+    rng = random.Random(f"weather/{seed}")
+    return rng.choice(_BY_TURNS) if rng.random() < 0.2 else None
+
 
 def draw_plan(seed: int, weather: Weather | None = None) -> Plan:
     """The world of this seed. The caller may choose its weather."""

@@ -105,11 +105,13 @@ class Weather(Enum):
     DUEL = "duel"  # several candidates at once; voters that lose memory and come back at once
     CHURN = "churn"  # one membership change after the other, across partitions
     FIGURE_8 = "figure 8"  # leader after leader dies before its first entries are everywhere
-    CLOCKS = "clocks"  # wall clocks differ by seconds, and leadership moves; only on request
-    FULL_DISKS = "full disks"  # disks have no space left, again and again; only on request
+    CLOCKS = "clocks"  # wall clocks differ by seconds, and leadership moves; every 20th seed of a run
+    FULL_DISKS = "full disks"  # disks have no space left, again and again; every 20th seed of a run
     TABLE = "table"  # the rows of a table; also some of the others, where nobody asks for a weather
     CATALOG = "catalog"  # masters on a key space; also some of the others that have one
     DEPOSED = "deposed"  # leaders that are deposed and do not know it yet; also in some of the mixed
-    FOLLOWERS = "followers"  # as deposed, and clients read at followers what may be old; only on request
-    LEASES = "leases"  # leaders answer reads under leases, and are deposed; only on request
+    FOLLOWERS = (
+        "followers"  # as deposed, and clients read at followers what may be old; every 20th seed of a run
+    )
+    LEASES = "leases"  # leaders answer reads under leases, and are deposed; every 20th seed of a run
     RECOVERY = "recovery"  # a majority is lost, and one survivor goes on alone; also in some of the mixed

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from zlib import crc32
 
 import pytest
 
 from tests.sim.bugs import BUGS, Bug
-from tests.sim.draw import draw_plan
+from tests.sim.draw import draw_plan, weather_of
 from tests.sim.plan import Plan, Weather
 from tests.sim.world import Outcome, World, say_less
 
@@ -50,6 +51,17 @@ def test_seeds_that_found_a_fault(seed: int) -> None:
 @pytest.mark.parametrize("weather", Weather)
 def test_every_weather(weather: Weather) -> None:
     run(draw_plan(31, weather))
+
+
+def test_a_run_of_many_seeds_has_the_weathers_that_no_seed_draws() -> None:
+    """Leases and reads at followers were in no run of ten thousand seeds."""
+    asked = Counter(weather_of(seed) for seed in range(1, 401))
+    by_turns = {Weather.CLOCKS, Weather.FULL_DISKS, Weather.FOLLOWERS, Weather.LEASES}
+    assert set(asked) == {None, *by_turns} and all(asked[weather] > 10 for weather in by_turns), asked
+    arguments = ["--seeds", "1", "--start", "31", "--weather", "leases"]
+    command = [sys.executable, "-m", "tests.sim", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "reads under a lease" in done.stdout
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.label)

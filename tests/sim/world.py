@@ -28,7 +28,6 @@ from stele.model.ids import OPID_NONE, ReplicaId
 from tests.sim.checks import History
 from tests.sim.clients import Clients
 from tests.sim.content import CONTENTS
-from tests.sim.draw import draw_plan
 from tests.sim.driver import Driver, sim_peer
 from tests.sim.faults import Faults
 from tests.sim.healer import Healer
@@ -321,9 +320,9 @@ def say_less() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
-def run_seed(seed: int) -> tuple[int, int, Counter[str], str]:
+def run_seed(plan: Plan) -> tuple[int, int, Counter[str], str]:
     """(seed, acknowledged writes, faults met, the failure or nothing), for other processes."""
-    world = World(draw_plan(seed), story_lines=STORY_LINES)
+    seed, world = plan.seed, World(plan, story_lines=STORY_LINES)
     try:
         return seed, world.run().acknowledged, world.met, ""
     except SimulationFailure as exc:
