@@ -57,7 +57,7 @@ def test_a_run_of_many_seeds_has_the_weathers_that_no_seed_draws() -> None:
     """Leases and reads at followers were in no run of ten thousand seeds."""
     asked = Counter(weather_of(seed) for seed in range(1, 401))
     by_turns = {Weather.CLOCKS, Weather.FULL_DISKS, Weather.FOLLOWERS, Weather.LEASES}
-    assert set(asked) == {None, *by_turns} and all(asked[weather] > 10 for weather in by_turns), asked
+    assert set(asked) == {None, *by_turns} and all(asked[weather] == 20 for weather in by_turns), asked
     arguments = ["--seeds", "1", "--start", "31", "--weather", "leases"]
     command = [sys.executable, "-m", "tests.sim", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
