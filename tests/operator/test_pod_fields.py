@@ -91,6 +91,23 @@ def test_the_log_is_as_the_cluster_says_and_pods_of_which_it_says_nothing_get_no
         assert "wal" not in " ".join(raw["spec"]["containers"][0]["args"])
 
 
+def test_members_get_the_lease_of_leaders_that_the_cluster_says() -> None:
+    world = World({"leaderLease": "300ms"})
+    world.run()
+    members = [*pods(world, "node"), *pods(world, "master")]
+    assert len(members) == 6
+    for raw in members:
+        assert "--leader-lease-ms 300" in " ".join(raw["spec"]["containers"][0]["args"])
+    assert not restart_pending(world.observe())
+    for spec, pending in (
+        ({"leaderLease": "1s"}, 6),
+        ({"leaderLease": "0s"}, 6),
+        ({"leaderLease": "300ms"}, 0),
+    ):
+        world.cluster["spec"] |= spec
+        assert len(restart_pending(world.observe())) == pending
+
+
 def test_what_an_affinity_says_holds_beside_the_operators_own_terms() -> None:
     """Terms for machines are said with "or": the zone, and who is to be left where it is, must be in each."""
     here = {"labelSelector": {"matchLabels": {"app": "web"}}, "topologyKey": "kubernetes.io/hostname"}
@@ -171,7 +188,7 @@ def test_pods_that_an_earlier_release_made_are_as_asked_for(spec: Json, role: Ro
     """An upgrade of the operator makes nothing RestartPending, whatever a template leaves empty."""
     assert spec_hash(TabletClusterSpec.model_validate(spec), role, "stele/node:test") == before
     empty = {part: {**spec.get(part, {}), **NOTHING} for part in ("masters", "nodes")}
-    same = TabletClusterSpec.model_validate({**spec, **empty, "imagePullSecrets": []})
+    same = TabletClusterSpec.model_validate({**spec, **empty, "imagePullSecrets": [], "leaderLease": "0s"})
     assert spec_hash(same, role, "stele/node:test") == before
 
 

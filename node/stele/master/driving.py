@@ -50,9 +50,8 @@ async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest)
     earlier leader's may have been hours ahead.
 
     Raises:
-        Retryable: NOT_READY while another holder's claim runs, while the policy holds drivers back, or to a master
-            while the policy forbids masters to drive. A master that drives reads the policy before it asks, and
-            the policy may change in between.
+        Retryable: NOT_READY while another holder's claim runs, or while the policy holds drivers back. A master gets it,
+            too, where the policy forbids masters to drive. It may have read an older policy.
         Rejected: STALE_EPOCH if the epoch to renew is not the one in force.
     """
     if not request.holder:

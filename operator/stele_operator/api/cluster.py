@@ -389,6 +389,19 @@ class TabletClusterSpec(Model):
         default_factory=Budget, description="How much may be away at once, and how much healing may cost."
     )
     balance: Balance = Field(default_factory=Balance, description="What is evened out over the nodes.")
+    leaderLease: Duration | None = Field(
+        default=None,
+        description="How long voters promise to elect nobody else, 150ms to 5s. Then leaders answer reads without asking other nodes, and a lost "
+        "leader is replaced up to this much later. leader-leases.md says what it relies on. Absent, or 0s: no leases. If it changes, pods are "
+        "made again one at a time. Needs an image of release 0.2 or later, and version 0.2.",
+        json_schema_extra=with_rules(
+            rule(
+                "self.matches('^([0-9]+(ms|s))+$') && (duration(self) == duration('0s') || "
+                "duration(self) >= duration('150ms') && duration(self) <= duration('5s'))",
+                "leaderLease must be 0s, or from 150ms to 5s",
+            )
+        ),
+    )
     updateStrategy: UpdateStrategy = Field(
         default=UpdateStrategy.ROLLING_UPDATE,
         description="How running pods get another image, other resources and other fields. RollingUpdate: they are made again "

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from stele_operator.api import API_VERSION
 from stele_operator.api.base import Model
 from stele_operator.api.cluster import DeletionPolicy, Resources, Storage, TabletClusterSpec
-from stele_operator.api.scalars import byte_count
+from stele_operator.api.scalars import byte_count, seconds
 from stele_operator.plan import naming
 from stele_operator.plan.actions import Json
 from stele_operator.plan.observation import Claim, ClusterObject, Identity, Role
@@ -145,8 +145,8 @@ def spec_hash(spec: TabletClusterSpec, role: Role, image: str) -> str:
     if not never_share(spec, role):
         stated["machineSpread"] = spec.nodes.machineSpread.value
     labels, annotations = part.podLabels, part.podAnnotations
-    flags = log_flags(spec, role)
-    asked = {**_asked(spec, role), "podLabels": labels, "podAnnotations": annotations, "log": flags}
+    flags = {"log": log_flags(spec, role), "leaderLease": lease_flags(spec)}
+    asked = {**_asked(spec, role), "podLabels": labels, "podAnnotations": annotations, **flags}
     return digest(stated | {name: value for name, value in asked.items() if value})
 
 
@@ -157,6 +157,12 @@ def log_flags(spec: TabletClusterSpec, role: Role) -> list[str]:
         return []
     segment_mib = byte_count(log.segmentSize) >> 20
     return ["--wal-segment-mib", str(segment_mib), "--wal-spare-segments", str(log.spareSegments)]
+
+
+def lease_flags(spec: TabletClusterSpec) -> list[str]:
+    """The flag for leases of leaders. There is none without leases, as images of release 0.1 do not know it."""
+    lease_ms = round(seconds(spec.leaderLease or "0s") * 1000)
+    return ["--leader-lease-ms", str(lease_ms)] if lease_ms else []
 
 
 def _asked(spec: TabletClusterSpec, role: Role) -> Json:
@@ -216,6 +222,7 @@ def pod(
         "--http-port", str(naming.PORT_HTTP),
         "--flight-port", str(naming.PORT_FLIGHT),
         *log_flags(spec, role),
+        *lease_flags(spec),
         *formation,
     ]  # fmt: skip
     container: Json = {
