@@ -41,8 +41,8 @@ _POLICY_LOCK = "driver policy"
 
 
 async def set_policy(lead: Leadership, asked: master_pb2.DriverPolicyPB, epoch: int) -> None:
-    """Replace the policy. One that forbids the holder of the claim to drive ends the claim in the same batch, so the
-    orders of that holder are stale from then on. `epoch`: of the caller's claim, 0 if it has none.
+    """Replace the policy. One that forbids the holder of the claim to drive ends the claim in the same batch. Then
+    that holder's orders are stale. `epoch`: of the caller's claim, 0 if it has none.
 
     Raises:
         Rejected: INVALID_ARGUMENT, a value is out of range. STALE_EPOCH: the caller has lost its claim, so what it knows of
