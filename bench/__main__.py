@@ -33,8 +33,11 @@ _LEAST_DISK_BYTES = 8 << 30
 class Bench:
     """The parameters of a run: amounts, times and places."""
 
-    def __init__(self, directory: Path, report: Report, keys: frozenset[str], *, quick: bool) -> None:
+    def __init__(
+        self, directory: Path, report: Report, keys: frozenset[str], *, quick: bool, lease_ms: int
+    ) -> None:
         self._directory = directory
+        self._arguments = (f"--leader-lease-ms={lease_ms}",)
         self._report = report
         self._keys = keys
         self._row_divisor, self._divisor = (10, 5) if quick else (1, 1)
@@ -57,7 +60,9 @@ class Bench:
         """Run the measures, those without kills first."""
         report, keys = self._report, self._keys
         async with (
-            Cluster(self._directory / "stele", masters=1, nodes=3, anew=True) as cluster,
+            Cluster(
+                self._directory / "stele", masters=1, nodes=3, anew=True, arguments=self._arguments
+            ) as cluster,
             AsyncClient(cluster.master_addresses, timeout_s=60) as client,
         ):
             table = await client.create_table("bench", rows.SCHEMA, rows.PARTITIONING)
@@ -132,6 +137,12 @@ def _arguments() -> argparse.Namespace:
         "--only", default="", metavar="KEY,...", help="run only these measures, for example puts,kill"
     )
     parser.add_argument("--directory", help="directory for the clusters' data, on a real disk")
+    parser.add_argument(
+        "--leader-lease-ms",
+        type=int,
+        default=0,
+        help="start Stele's nodes with leases of leaders of this length, for example 300",
+    )
     return parser.parse_args()
 
 
@@ -165,7 +176,7 @@ def main() -> None:
             sys.exit(f"{directory} has less than 8 GiB free; choose another with --directory")
         print(f"{machine.described()}; data in {directory.parent}", flush=True)
         print(machine.speed(directory), flush=True)
-        Bench(directory, report, keys, quick=arguments.quick).run()
+        Bench(directory, report, keys, quick=arguments.quick, lease_ms=arguments.leader_lease_ms).run()
         report.leave_out(keys)
         print(report.table())
     except KeyboardInterrupt:
