@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import uvloop
 
-from bench import etcd_side, idle, kudu_side, machine, operator_side, rows, scale, stele_side
+from bench import etcd_side, idle, kudu_side, machine, operator_side, rows, scale, stele_side, tablets
 from bench.measures import KEYS, announced, chosen
 from bench.report import Report
 from stele.client import AsyncClient
@@ -155,6 +155,9 @@ def main() -> None:
     """Run the command. Exit status: 0 with a table, 2 on a bad argument, 130 on Ctrl-C or SIGTERM."""
     if sys.argv[1:2] == ["scale"]:
         scale.main(sys.argv[2:])
+        return
+    if sys.argv[1:2] == ["tablets"]:
+        tablets.main(sys.argv[2:])
         return
     if sys.argv[1:2] == ["idle"]:
         idle.main(sys.argv[2:])

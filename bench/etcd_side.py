@@ -80,7 +80,7 @@ def _txn(keys: list[bytes]) -> bytes:
 
 async def measure(report: Report, directory: Path, keys: frozenset[str], seconds: float) -> None:
     """Puts with 64 callers and with one, transactions of 128 rows, and the leader killed once."""
-    if shutil.which("etcd") is None:
+    if not installed():
         report.notes.append("etcd is not on the path (Debian: etcd-server), so it is not compared.")
         return
     cluster = EtcdCluster(directory)
@@ -122,6 +122,27 @@ async def measure(report: Report, directory: Path, keys: frozenset[str], seconds
         if "kill" in keys:
             found = await _fail_over(cluster, puts)
             report.put_peer(PEER, "kill", milliseconds(found), found)
+    finally:
+        for channel in channels:
+            await channel.close()
+        cluster.stop()
+
+
+def installed() -> bool:
+    """Whether etcd is on the path."""
+    return shutil.which("etcd") is not None
+
+
+async def puts_alone(directory: Path, seconds: float) -> tuple[float, list[float]]:
+    """(puts per second, the time of each) of 64 callers, in a cluster made for this."""
+    cluster = EtcdCluster(directory)
+    channels: list[Any] = []
+    try:
+        cluster.start()
+        channels = [grpc.aio.insecure_channel(f"{host}:2379") for host in cluster.hosts]
+        puts = [channel.unary_unary("/etcdserverpb.KV/Put") for channel in channels]
+        await _first_write(puts[0])
+        return await _for(lambda n: puts[n % 3](_put(b"%016d" % n)), CALLERS, seconds)
     finally:
         for channel in channels:
             await channel.close()

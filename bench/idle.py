@@ -68,11 +68,11 @@ async def measure(directory: Path, counts: list[int], seconds: float, settle_s: 
 
 async def _share(cluster: Cluster, seconds: float) -> float:
     """The share of a core that the nodes take together. Prints that of each process."""
-    before = [_cpu_s(member) for member in cluster.members]
+    before = [cpu_s(member) for member in cluster.members]
     began_s = time.monotonic()
     await asyncio.sleep(seconds)
     passed_s = time.monotonic() - began_s
-    spent = [_cpu_s(member) - at for member, at in zip(cluster.members, before, strict=True)]
+    spent = [cpu_s(member) - at for member, at in zip(cluster.members, before, strict=True)]
     shares = ", ".join(
         f"{m.name} {100 * s / passed_s:.2f} %" for m, s in zip(cluster.members, spent, strict=True)
     )
@@ -116,7 +116,7 @@ async def _resting(cluster: Cluster, node: Member) -> int:
     return int(float(found.group(1))) if found else 0
 
 
-def _cpu_s(member: Member) -> float:
+def cpu_s(member: Member) -> float:
     """Processor time of a member's process and of its children that have ended."""
     assert member.process is not None
     fields = Path(f"/proc/{member.process.pid}/stat").read_text().rpartition(")")[2].split()

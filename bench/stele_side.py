@@ -97,13 +97,16 @@ async def scans(report: Report, table: AsyncTable) -> None:
 
 async def gets(report: Report, table: AsyncTable, seconds: float, rows_there: int) -> None:
     """64 callers, each with one get of a random row at a time."""
-    await _get_for(table, min(1.0, seconds), rows_there)
-    rate, times = await _get_for(table, seconds, rows_there)
+    await get_for(table, CALLERS, min(1.0, seconds), rows_there)
+    rate, times = await get_for(table, CALLERS, seconds, rows_there)
     report.put("gets", f"{rate:,.0f}/s", rate)
     report.put("get50", milliseconds(percentile(times, 0.5)), percentile(times, 0.5))
 
 
-async def _get_for(table: AsyncTable, seconds: float, rows_there: int) -> tuple[float, list[float]]:
+async def get_for(
+    table: AsyncTable, callers: int, seconds: float, rows_there: int
+) -> tuple[float, list[float]]:
+    """(gets per second, the time of each) of random rows, with this many callers for this long."""
     times: list[float] = []
     until = time.perf_counter() + seconds
 
@@ -119,7 +122,7 @@ async def _get_for(table: AsyncTable, seconds: float, rows_there: int) -> tuple[
             at = now
 
     started = time.perf_counter()
-    await asyncio.gather(*(call(number) for number in range(CALLERS)))
+    await asyncio.gather(*(call(number) for number in range(callers)))
     return len(times) / (time.perf_counter() - started), times
 
 
