@@ -27,8 +27,10 @@ PROGRAM_BYTES = 192 << 20
 """Memory that an empty node with its compaction worker takes."""
 LEAST_BYTES = 16 << 20
 """The smallest share. It must hold the largest message."""
-LOOK_MS = 20
-"""How long a sum is reused, since each write asks for it."""
+LOOK_MS, LOOK_MAX_MS = 20, 250
+"""How long a sum is reused, since each write asks for it: the longer one while there is much room."""
+GROWTH_BYTES = 200 << 10
+"""What stores grow by in a millisecond at most, several times what a node can apply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +129,10 @@ class StoreMemory:
         """Whether writes have to wait for flushes."""
         now = self._now_ms()
         if now >= self._due_ms:
-            self._due_ms = now + LOOK_MS
-            self._full = self._more_than(2 * self.bytes_max)
+            most = 2 * self.bytes_max
+            self._full = self._more_than(most)
+            room_ms = (most - self._bytes) // GROWTH_BYTES
+            self._due_ms = now + max(LOOK_MS, min(LOOK_MAX_MS, room_ms))
         return self._full
 
     @property
