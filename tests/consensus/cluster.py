@@ -49,6 +49,7 @@ from stele.tserver.ticker import ReplicaClock
 from stele.tserver.wall_clock import WallClock
 from stele.wal.log import Log
 from stele.wal.options import LogOptions
+from tests.consensus.network import Network
 
 T = TypeVar("T")
 
@@ -65,62 +66,6 @@ PATIENT = RaftOptions(heartbeat_ms=30, election_min_ms=600, election_max_ms=1200
 WAIT_S = 60.0
 """For what comes at once, on a machine that stands still for seconds."""
 LOG_OPTIONS = LogOptions(segment_bytes=1 << 20, low_space_bytes=1)
-
-
-class Network:
-    """Carries messages between TestNodes. `cut` holds the nodes that hear and say nothing."""
-
-    def __init__(self) -> None:
-        self.nodes: dict[NodeId, TestNode] = {}
-        self.cut: set[NodeId] = set()
-        self.loss = 0.0
-        self.random = random.Random(7)
-
-    def carries(
-        self, sender: TestNode, to: NodeId, tablet: bytes, from_: int, to_: int, message: Message
-    ) -> bool:
-        """Whether a message of a replica goes on its way. Tests that watch or choose messages replace this."""
-        return sender.node_id not in self.cut and to not in self.cut and self.random.random() >= self.loss
-
-    def send(
-        self,
-        sender: TestNode,
-        to: NodeId,
-        tablet: bytes,
-        from_: int,
-        to_: int,
-        message: Message,
-        quiet: bool,
-        incarnation: int,
-    ) -> None:
-        if not self.carries(sender, to, tablet, from_, to_, message):
-            return
-        target = self.nodes.get(to)
-        if target is not None and not target.stopped:
-            asyncio.get_running_loop().call_soon(
-                target.receive, sender.node_id, tablet, ReplicaId(from_), to_, message, quiet, incarnation
-            )
-
-    def ping(self, sender: TestNode, to: NodeId, *told: Any) -> None:
-        if sender.node_id in self.cut or to in self.cut or self.random.random() < self.loss:
-            return
-        target = self.nodes.get(to)
-        if target is not None and not target.stopped:
-            asyncio.get_running_loop().call_soon(target.pinged, sender.node_id, *told)
-
-    def confirm(self, sender: TestNode, to: NodeId, confirm: consensus_pb2.ConfirmPB) -> None:
-        if sender.node_id in self.cut or to in self.cut or self.random.random() < self.loss:
-            return
-        target = self.nodes.get(to)
-        if target is not None and not target.stopped:
-            asyncio.get_running_loop().call_soon(target.confirming.told, sender.node_id, confirm)
-
-    def follow(self, sender: TestNode, to: NodeId, follow: consensus_pb2.FollowPB) -> None:
-        if sender.node_id in self.cut or to in self.cut or self.random.random() < self.loss:
-            return
-        target = self.nodes.get(to)
-        if target is not None and not target.stopped:
-            asyncio.get_running_loop().call_soon(target.following.told, sender.node_id, follow)
 
 
 class TestNode:
