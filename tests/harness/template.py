@@ -1,5 +1,5 @@
 """A process that has imported all of a node and a master, and forks itself for each that a test starts: to import takes a
-second of a processor, which is most of a start. Called by processes.py.
+second of a processor, which is most of a start. Called by processes.py, commands.py and pods.py.
 
 What it starts is a process of its own, with the session, group, environment and output that were asked for, and every signal as
 after an exec. It has one thread, no event loop yet, and chance of its own. The kernel shows the template's command line for it.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import ctypes
+import importlib
 import json
 import os
 import select
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -111,12 +113,14 @@ class Template:
         output: int,
         claim: int | None = None,
         group: int | None = None,
+        folder: Path | None = None,
     ) -> Forked:
-        """`stele` with these arguments. `output`, `claim`: descriptors for its output, and one that it keeps open."""
+        """`stele` with these arguments. `output`, `claim`: descriptors for its output, and one that it keeps open.
+        `folder`: where it runs, if elsewhere than this process."""
         order = {
             "arguments": arguments,
             "environment": environment,
-            "folder": os.getcwd(),
+            "folder": str(folder or Path.cwd()),
             "group": group,
         }
         fds = (output,) if claim is None else (output, claim)
@@ -161,11 +165,19 @@ def _serve(channel: socket.socket) -> None:
             pid, status = os.waitpid(order["ended"], os.WNOHANG)
             answer = os.waitstatus_to_exitcode(status) if pid else None
         else:
+            has_begun, begins = os.pipe()
             answer = os.fork()
             if answer == 0:
                 channel.close()
+                os.close(has_begun)
+                os.setsid()
+                os.close(begins)
                 _become(order, fds, template_pid)
                 return
+            # Whoever is told of it may signal its group at once, as after a start by subprocess.
+            os.close(begins)
+            os.read(has_begun, 1)
+            os.close(has_begun)
         for fd in fds:
             os.close(fd)
         channel.send(json.dumps(answer).encode())
@@ -173,7 +185,6 @@ def _serve(channel: socket.socket) -> None:
 
 def _become(order: dict[str, Any], fds: list[int], template_pid: int) -> None:
     """What exec and subprocess do for a process. A change of the group would undo the death signal, so it comes first."""
-    os.setsid()
     if order["group"] is not None:
         os.setgid(order["group"])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -187,6 +198,11 @@ def _become(order: dict[str, Any], fds: list[int], template_pid: int) -> None:
     os.environ.update(order["environment"])
     os.chdir(order["folder"])
     sys.argv = ["stele", *order["arguments"]]
+    added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [path for path in added if path and path not in sys.path]
+    sys.modules.pop("sitecustomize", None)
+    with suppress(ModuleNotFoundError):
+        importlib.import_module("sitecustomize")
 
 
 def _import_all() -> None:

@@ -42,6 +42,20 @@ def test_its_exit_code_output_and_environment_are_its_own(tmp_path: Path) -> Non
     assert "STELE_MASTERS" not in os.environ
 
 
+def test_it_runs_in_a_folder_of_its_own_and_imports_what_its_path_says(tmp_path: Path) -> None:
+    """As a pod of stele_local, which resolves the names of its cluster by a module on its path."""
+    added, output = tmp_path / "added", tmp_path / "output"
+    added.mkdir()
+    (added / "sitecustomize.py").write_text("import os\nprint(os.getcwd(), flush=True)\n")
+    with output.open("wb") as out:
+        environment = {**os.environ, "PYTHONPATH": str(added)}
+        process = template().start(["--version"], environment, out.fileno(), folder=tmp_path)
+    assert os.getsid(process.pid) == process.pid, "its group can be killed at once"
+    assert process.wait(WITHIN_S) == 0
+    where, said = output.read_text().splitlines()
+    assert Path(where).samefile(tmp_path) and said.startswith("stele, version ")
+
+
 def test_a_node_has_a_session_a_group_and_chance_of_its_own_and_ends_by_signals(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, masters=2, nodes=0, groups=os.geteuid() == 0)
     tmp_path.mkdir(exist_ok=True)

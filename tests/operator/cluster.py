@@ -19,6 +19,7 @@ from stele_local.store import Change
 from stele_operator.api.generate import DIRECTORY
 from stele_operator.kube import Kube, configuration
 from stele_operator.lease import EXIT_LOST
+from tests.harness.pods import start_forked
 from tests.operator.rights import Door, door
 
 Json = dict[str, Any]
@@ -117,8 +118,8 @@ class Bench:
             if not holds()
         ]
 
-    async def until(self, what: str, true: Callable[[], Awaitable[bool]], seconds: float = 120.0) -> None:
-        """Wait for something that stays, once it is so."""
+    async def until(self, what: str, true: Callable[[], Awaitable[bool]], seconds: float = 360.0) -> None:
+        """Wait for something that stays, once it is so. On a busy machine a cluster of many processes needs minutes to be Ready."""
         end = time.monotonic() + seconds
         while not await true():
             assert not self._broken, self._broken
@@ -135,7 +136,7 @@ class Bench:
 async def bench(folder: Path, machines: int = 5) -> AsyncIterator[Bench]:
     """A Kubernetes with our CRDs; the operator is started by the test, with the chart's rights and no others."""
     async with (
-        LocalCluster(folder / "local", Settings(machines=machines)) as local,
+        LocalCluster(folder / "local", Settings(machines=machines, start=start_forked)) as local,
         door(local.kubeconfig, folder) as (guard, kubeconfig),
     ):
         kube = Kube(await configuration(str(local.kubeconfig)))

@@ -163,7 +163,7 @@ async def test_a_machine_that_is_off_stops_no_other_resource(tmp_path: Path) -> 
         async def explained() -> bool:
             return (await made.condition("TabletBackup", "two", "Reconciling"))[1] == "ClusterNotFound"
 
-        await made.until("the other one is looked at", explained, 60)
+        await made.until("the other one is looked at", explained, 300)
         assert await runs(), "its pod still seems to run"
 
 
@@ -194,4 +194,4 @@ async def test_a_pod_of_a_machine_that_is_gone_makes_room_for_the_next_try(
             there = await pods()
             return bool(there) and uid not in {p["metadata"]["uid"] for p in there}
 
-        await made.until("another pod waits for a machine", replaced, 120)
+        await made.until("another pod waits for a machine", replaced, 300)

@@ -79,7 +79,7 @@ async def test_what_is_foretold_of_a_running_cluster_happens(tmp_path: Path) -> 
         async def answered() -> bool:
             return "plan" in await status(made)
 
-        await made.until("the annotation is answered", answered, 20)
+        await made.until("the annotation is answered", answered, 120)
         answer = (await status(made))["plan"]
         assert answer["fine"] and answer["text"].splitlines() == told["text"], "the same text"
         gone: Json = {"metadata": {"annotations": {"stele.dev/plan": None}}}
@@ -88,17 +88,17 @@ async def test_what_is_foretold_of_a_running_cluster_happens(tmp_path: Path) -> 
         async def forgotten() -> bool:
             return not await answered()
 
-        await made.until("the answer goes with the question", forgotten, 20)
+        await made.until("the answer goes with the question", forgotten, 120)
         before = await made.kube.get("TabletCluster", "default", "flights")
         assert before is not None and before["spec"] == raw["spec"], "nothing was changed"
 
         await made.kube.patch("TabletCluster", "default", "flights", {"spec": {"nodes": {"replicas": 4}}})
-        await made.until("four nodes are ready", lambda: whole(made, 4), 120)
+        await made.until("four nodes are ready", lambda: whole(made, 4), 300)
 
         async def filled() -> bool:
             held = {m["name"]: m.get("replicas", 0) for m in (await status(made))["members"]}
             return bool(held["flights-node-3"] == len(copied))
 
-        await made.until("the new node got what was foretold", filled, 120)
+        await made.until("the new node got what was foretold", filled, 300)
         code, out, err = await asked(made, "stele_operator", "-f", str(path), "--namespace", "nowhere")
         assert code == 2 and "there is no TabletCluster flights in namespace nowhere" in err

@@ -67,6 +67,6 @@ async def test_another_image_is_rolled_out_and_back_under_writes(tmp_path: Path)
                 share, load = shares(groups), Counter(g.leader for g in groups)
                 return all(load[n] <= share[n] + 1 for n in load)
 
-            await made.until("no node leads more than one above its share", spread, 90)
+            await made.until("no node leads more than one above its share", spread, 300)
         reasons = {e["reason"] for e in await made.events("TabletCluster")}
         assert "Rolling" in reasons and not {"NodeLost", "RollStopped"} & reasons

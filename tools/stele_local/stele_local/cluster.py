@@ -26,7 +26,7 @@ import yaml
 from aiohttp import web
 
 from stele_local import dns, keeper, processes
-from stele_local.container import Backoff
+from stele_local.container import Backoff, Start, start_process
 from stele_local.controllers import Loop, collect_garbage, count_budgets, is_ready
 from stele_local.copies import original_of
 from stele_local.folder import as_called, own, write_private
@@ -52,13 +52,15 @@ _BUDGETS = next(kind for kind in BUILT_IN if kind.plural == "poddisruptionbudget
 @dataclass(frozen=True, slots=True)
 class Settings:
     """`machines` and `zones`: None for those of the cluster that the folder holds, else 5 and 3.
-    `node_grace_seconds`: silence after which a machine's Node is NotReady (40 on a real cluster)."""
+    `node_grace_seconds`: silence after which a machine's Node is NotReady (40 on a real cluster).
+    `start`: starts the processes of pods."""
 
     machines: int | None = None
     zones: int | None = None
     node_grace_seconds: float = 4.0
     history_max: int = 4096
     backoff: Backoff = field(default_factory=Backoff)
+    start: Start = start_process
 
 
 class OtherSettings(Exception):
@@ -107,7 +109,9 @@ class LocalCluster:
         self._were_ready = mark_stopped(self.registry)
         hosts = dns.HostsFile(self.registry, self.folder / "hosts.json")
         hosts.write()
-        self._kubelet = Kubelet(self.registry, self.machines, self.folder, network, hosts, settings.backoff)
+        self._kubelet = Kubelet(
+            self.registry, self.machines, self.folder, network, hosts, settings.backoff, settings.start
+        )
         self._volumes = Volumes(self.registry, self.machines)
         scheduler = Scheduler(self.registry, self.machines)
         self._keeper = keeper.Keeper(

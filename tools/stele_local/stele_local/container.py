@@ -12,9 +12,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -37,6 +37,32 @@ class Program:
     command: list[str]
     environment: dict[str, str]
     folder: Path
+
+
+class Process(Protocol):
+    """What a container needs of its process, as `subprocess.Popen` offers it."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+
+Start = Callable[[Program, int], Process]
+"""Starts a program whose output goes to this descriptor. It leads a session of its own, and dies with this process."""
+
+
+def start_process(program: Program, output: int) -> Process:
+    """Start it under launch.py."""
+    # Not asyncio's: in Python 3.11 a cancellation during the start of a process can hang for ever.
+    return subprocess.Popen(
+        [sys.executable, "-S", "-E", LAUNCH, str(os.getpid()), *program.command],
+        stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=program.folder, env=program.environment,
+        start_new_session=True,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +90,20 @@ class Container:
         restart_policy: str,
         grace_seconds: float,
         backoff: Backoff,
+        start: Start,
         restarts: int,
         tell: Tell,
         on_change: Callable[[], None],
     ) -> None:
         self.spec, self._prepare, self._address, self._logs = spec, prepare, address, logs
         self._policy, self._grace_seconds, self._backoff = restart_policy, grace_seconds, backoff
+        self._start = start
         self.restarts, self._tell, self._on_change = restarts, tell, on_change
         self.state: Json = {"waiting": {"reason": "ContainerCreating"}}
         self.last_state: Json = {}
         self.ready = self.started = False
         self.exit_code: int | None = None  # of a container that will not run again
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._stopping = asyncio.Event()
         self._id = ""
 
@@ -150,12 +178,7 @@ class Container:
         self._logs.mkdir(parents=True, exist_ok=True)
         environment = {**program.environment, "STELE_TERMINATION_LOG": str(message_path)}
         with self.log_path().open("ab") as output:
-            # Not asyncio's: in Python 3.11 a cancellation during the start of a process can hang for ever.
-            process = subprocess.Popen(  # noqa: ASYNC220
-                [sys.executable, "-S", "-E", LAUNCH, str(os.getpid()), *program.command],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=program.folder, env=environment,
-                start_new_session=True,
-            )  # fmt: skip
+            process = self._start(replace(program, environment=environment), output.fileno())
         self._process, started_at = process, now()
         self._id = f"process://{process.pid}"
         self.state = {"running": {"startedAt": started_at}}
@@ -185,7 +208,7 @@ class Container:
             message = self.log_path().read_bytes()[-2048:].decode(errors="replace")
         return ending | ({"message": message} if message else {})
 
-    async def _attend(self, process: subprocess.Popen[bytes]) -> int:
+    async def _attend(self, process: Process) -> int:
         """Probes and waits; returns the exit code (128 + signal for a killed one)."""
         ended = asyncio.create_task(_exit_code(process))
         stopped = asyncio.create_task(self._stopping.wait())
@@ -260,7 +283,7 @@ class Container:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
 
-async def _exit_code(process: subprocess.Popen[bytes]) -> int:
+async def _exit_code(process: Process) -> int:
     """Waits until the process has ended. Returns its exit code, or minus the number of the signal that ended it."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     descriptor = os.pidfd_open(process.pid) if process.poll() is None else None

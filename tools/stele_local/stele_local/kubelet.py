@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from stele_local import dns, podspec, processes
-from stele_local.container import RETRY_SECONDS, Backoff, Container, Program, base_environment
+from stele_local.container import RETRY_SECONDS, Backoff, Container, Program, Start, base_environment
 from stele_local.controllers import Recorder, is_ready
 from stele_local.kinds import POD
 from stele_local.machines import Machine, Machines, set_condition
@@ -194,6 +194,7 @@ class Pod:
                 restart_policy=spec["restartPolicy"],
                 grace_seconds=spec["terminationGracePeriodSeconds"],
                 backoff=self._kubelet.backoff,
+                start=self._kubelet.start,
                 restarts=self._restarts(container["name"]) + ran,
                 tell=self._tell,
                 on_change=self._publish,
@@ -274,10 +275,11 @@ class Kubelet:
         network: str,
         hosts: dns.HostsFile,
         backoff: Backoff,
+        start: Start,
     ) -> None:
         self.sources, self._machines, self._folder = Sources(registry, machines), machines, folder
         self.addresses = Addresses(network, _addresses_of_pods(registry))
-        self._hosts, self.backoff = hosts, backoff
+        self._hosts, self.backoff, self.start = hosts, backoff, start
         self.logs = folder / "logs"
         self.recorder = Recorder(registry, "kubelet")
         self._pods: dict[str, Pod] = {}

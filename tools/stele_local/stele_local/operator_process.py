@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from stele_local.container import Backoff, Container, Program, base_environment
+from stele_local.container import Backoff, Container, Program, base_environment, start_process
 
 Json = dict[str, Any]
 log = structlog.get_logger("stele_local.operator")
@@ -39,6 +39,7 @@ class OperatorProcess:
             restart_policy="Always",
             grace_seconds=_GRACE_SECONDS,
             backoff=backoff,
+            start=start_process,
             restarts=0,
             tell=self._tell,
             on_change=lambda: None,
