@@ -89,11 +89,14 @@ types: venv
 # Hundreds of processes are started: without bytecode each would compile all of Stele anew. More at once than there are
 # processors, since tests mostly wait. Files are run in the order of tests/conftest.py.
 unit: export PYTHONDONTWRITEBYTECODE =
-unit: venv s3-server jar-if-possible
+unit: venv s3-server jar-if-possible build/spark.jsa
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=25 \
 	  --ignore=tests/backup/test_s3.py --ignore=tests/backup/test_hdfs.py --ignore=tests/rpc/test_inflow_memory.py
 	$(BIN)/python -m pytest tests/rpc/test_inflow_memory.py  # alone: it measures memory
 	$(BIN)/python -m pytest tests/backup/test_s3.py  # alone: the client of S3 leaves native threads behind
+
+build/spark.jsa: tests/spark/archive.py constraints.txt | venv # what the Javas of tests load, half as long to start
+	$(BIN)/python -m tests.spark.archive $@
 
 sim: venv ## simulated nodes that run production's code, and simulated clusters under a driver; SEEDS=10000 for more, SEED=n for one story, SHRINK=1 with it
 	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED) $(if $(SHRINK),--shrink),--seeds $(SEEDS) --jobs $(JOBS))

@@ -15,6 +15,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.harness.whole_files import pytest_xdist_make_scheduler
+from tests.spark import archive
 
 __all__ = ["pytest_xdist_make_scheduler"]
 
@@ -29,7 +30,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 # Spark starts Java by a fork that closes all files before it becomes Java, and gRPC's threads, which its fork handlers start
 # again in the child, abort it there. Nothing here forks and goes on.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark" / "conf"))
+for name, value in archive.options(archive.FILE).items():
+    os.environ.setdefault(name, value)
 
 signal.signal(signal.SIGTERM, _interrupt)
 

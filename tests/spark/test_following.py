@@ -13,11 +13,22 @@ import pytest
 
 from stele.client import Client, Table
 from tests.harness.processes import Cluster
+from tests.spark.archive import FILE
 from tests.spark.tasks import PARTITIONING, SCHEMA, contents
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), pytest.mark.timeout(600)]
 
 Change = tuple[int, int, str, str | None]
+
+
+def test_sessions_of_tests_are_small(spark: Any) -> None:
+    """tests/spark/archive.py makes their Javas start soon; those classes are shared that it has archived."""
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
+    java = spark._jvm.java.lang.management.ManagementFactory
+    given = list(java.getRuntimeMXBean().getInputArguments())
+    assert "-XX:TieredStopAtLevel=1" in given and "-XX:+UseSerialGC" in given
+    made = FILE.exists() and FILE.stat().st_size > 0
+    assert (f"-XX:SharedArchiveFile={FILE}" in given) is made
 
 
 def follow(spark: Any, masters: str, table: str, **options: str) -> Any:
