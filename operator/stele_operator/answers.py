@@ -53,7 +53,7 @@ class Answers:
         if self._asked == asked and self._found is not None:
             return self._found
         begun = self._asked == asked and self._task is not None and not self._task.done()
-        # To a new leader master most nodes seem silent. An answer stands for good, so it waits.
+        # To a new leading master most nodes seem silent. An answer stands for good, so it waits.
         if not begun and o.catalog is not None and o.catalog.view.settled and link is not None:
             if self._task is not None:
                 self._task.cancel()

@@ -126,7 +126,7 @@ class MasterLink:
         )
 
     async def catalog(self) -> Catalog:
-        """The cluster as the leader master sees it.
+        """The cluster as the leading master sees it.
 
         Raises:
             SteleError: no master leads, or none answers.

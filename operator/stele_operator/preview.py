@@ -245,7 +245,7 @@ async def _catalog(link: MasterLink, o: Observation, masters: Sequence[str]) -> 
         )
     if not catalog.view.settled:
         raise Retryable(
-            "the leader master is new and has not heard from all nodes yet; try again in a second",
+            "the leading master is new and has not heard from all nodes yet; try again in a second",
             code=Code.NOT_READY,
         )
     return await link.with_sizes(catalog)

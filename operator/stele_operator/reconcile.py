@@ -235,7 +235,7 @@ class ClusterTask:
         return replace(o, master_reports=reports, catalog=catalog, catalog_problem=problem)
 
     def _must_settle(self, o: Observation) -> bool:
-        """Whether to wait for a new leader master that has not heard from all nodes. To it, most nodes
+        """Whether to wait for a new leading master that has not heard from all nodes. To it, most nodes
         seem silent."""
         # A cluster that wakes has no nodes yet that could be heard, and nothing is judged by their silence.
         unsettled = o.catalog is not None and not o.catalog.view.settled and not o.asleep

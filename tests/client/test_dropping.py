@@ -106,9 +106,9 @@ async def test_the_commands(cluster: LocalCluster, monkeypatch: pytest.MonkeyPat
     async with cluster.client() as client:
         assert await count(client, "back") == 5
     code, out, _ = await run("cluster", "keep-dropped")
-    assert out == "dropped tables can be taken back for 1 d\n"
+    assert out == "dropped tables can be recalled for 1 d\n"
     code, out, _ = await run("cluster", "keep-dropped", "3d")
-    assert out == "dropped tables can be taken back for 3 d; it was 1 d\n"
+    assert out == "dropped tables can be recalled for 3 d; it was 1 d\n"
     assert (await run("cluster", "keep-dropped", "400d"))[0] == 2
     code, _, err = await run("table", "drop", "back", "--now", "--keep", "1h")
     assert code == 2 and "exclude each other" in err

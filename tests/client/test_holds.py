@@ -201,7 +201,7 @@ async def test_what_nodes_refuse(cluster: LocalCluster) -> None:
             await table.hold("h1")
         assert early.value.code is Code.UNSUPPORTED_VERSION
         hear(0)
-        with pytest.raises(Retryable, match="has not heard a leader master") as unheard:
+        with pytest.raises(Retryable, match="has not heard a leading master") as unheard:
             await table.hold("h1", timeout_s=0.5)
         assert unheard.value.code is Code.NOT_READY
 

@@ -14,7 +14,7 @@ HELD = "TabletCluster data/flights hibernates, or wakes and waits for its member
 
 
 def view(*, held: str, silent: bool) -> master_pb2.GetClusterViewResponse:
-    """One tablet on one node, as the leader master tells it."""
+    """One tablet on one node, as the leading master tells it."""
     found = master_pb2.GetClusterViewResponse(cluster_id=b"c" * 16, leader=b"n" * 16, settled=True)
     found.policy.held = held
     node = found.nodes.add(node_id=b"n" * 16, name="flights-node-0", formed=True, ever_heard=True)

@@ -60,12 +60,12 @@ def test_a_line_has_the_time_at_which_it_was_seen() -> None:
 def test_a_step_of_no_tablet_is_told_too() -> None:
     """The driver waits for the masters, or for a node; the demo ended with a KeyError."""
     out, told = io.StringIO(), Told()
-    waits = Progress("", "", "Waiting", "Blocked", "the leader master has not heard from all nodes yet", "")
+    waits = Progress("", "", "Waiting", "Blocked", "the leading master has not heard from all nodes yet", "")
     copies = Progress("t1", "flights", "Copying", "WaitCopy", "it is new", "")
     told.state = {"healing": healing_status([waits, copies])}
     Narrator(told, "flights", Console(file=out, width=200)).catch_up()  # type: ignore[arg-type]
     first, second = out.getvalue().splitlines()
-    assert first.endswith("cluster: Waiting (the leader master has not heard from all nodes yet)")
+    assert first.endswith("cluster: Waiting (the leading master has not heard from all nodes yet)")
     assert second.endswith("tablet t1: Copying (it is new)")
 
 

@@ -53,7 +53,7 @@ class Cluster:
         }
         self.epoch = 1
         self.new_leader_rounds = 0
-        """While positive, the leader master is new. It has not heard the dead nodes, and does not know that
+        """While positive, the leading master is new. It has not heard the dead nodes, and does not know that
         they are dead."""
         self.intents: dict[str, Intent] = {}
         self.tablets: dict[str, ModelTablet] = {}
@@ -73,7 +73,7 @@ class Cluster:
     # --- what is seen ---
 
     def view(self) -> ClusterView:
-        """The view that the leader master would give."""
+        """The view that the leading master would give."""
         nodes = tuple(
             NodeView(
                 n.node_id,

@@ -62,7 +62,7 @@ def test_loads_that_change_at_random() -> None:
 
 
 async def test_leaders_that_stay_for_minutes_are_no_work() -> None:
-    """A leader master without a driver held the claim all the time, and passed twice a second, until they might move again."""
+    """A leading master without a driver held the claim all the time, and passed twice a second, until they might move again."""
     now_ms = [0]
     pool = ChannelPool(Identity())
     executor = Executor(pool, (), holder="test", now_ms=lambda: now_ms[0])

@@ -1,4 +1,4 @@
-"""A driver continues what another began, and a leader master does not know everything yet."""
+"""A driver continues what another began, and a leading master does not know everything yet."""
 
 from __future__ import annotations
 

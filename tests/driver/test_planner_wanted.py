@@ -1,5 +1,5 @@
 """What somebody wants of nodes: parked ones are expected back, draining ones are emptied, and each wanted
-state can be taken back."""
+state can be recalled."""
 
 from __future__ import annotations
 

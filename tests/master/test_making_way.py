@@ -1,4 +1,4 @@
-"""A driver comes while the leader master looks whether there is work: then this master takes no claim."""
+"""A driver comes while the leading master looks whether there is work: then this master takes no claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No driver anywhere: the leader master heals by the policy in the catalog, and makes way for a driver that comes."""
+"""No driver anywhere: the leading master heals by the policy in the catalog, and makes way for a driver that comes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_the_leader_master_heals_while_no_driver_is_heard(tmp_path: Path) 
                 await asyncio.sleep(0.5)
             assert not (await caller.view()).intents and not logged("this master drives")
 
-            # Once it is silent, the leader master heals, also after another master took over as leader.
+            # Once it is silent, the leading master heals, also after another master took over as leader.
             await caller.until(lambda v: bool(v.intents))
             assert logged("no driver was heard; this master drives until one returns")
             leading = (await caller.view()).leader_master
@@ -96,7 +96,7 @@ async def test_the_leader_master_heals_while_no_driver_is_heard(tmp_path: Path) 
 async def test_what_a_driver_took_away_outlives_it_and_whoever_drives_instead_begins_nothing_beside_it(
     tmp_path: Path,
 ) -> None:
-    """The budget goes from a driver to the leader master, to the next leader master, and to the next driver."""
+    """The budget goes from a driver to the leading master, to the next leading master, and to the next driver."""
     async with Cluster(tmp_path, masters=3, nodes=6) as cluster:
         caller = Caller(cluster)
         try:
@@ -120,7 +120,7 @@ async def test_what_a_driver_took_away_outlives_it_and_whoever_drives_instead_be
             drained = pb.WantNodeRequest(node_id=id_to_pb(second), wanted=pb.WANTED_DRAINED, reason="test")
             await caller.call("WantNode", drained)
 
-            # The leader master takes over what is written down. Leaders leave, but no replica moves.
+            # The leading master takes over what is written down. Leaders leave, but no replica moves.
             held = (Holder(f"drain/{second[:8]}"), Holder("upgrade", (Away(first, node.incarnation),)))
             await caller.until(lambda v: v.holding == held)
             await caller.until(lambda v: all(t.leader_node != second for t in v.tablets))

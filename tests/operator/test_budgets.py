@@ -133,7 +133,7 @@ def test_one_pod_of_each_role_may_go_while_every_tablet_can_lose_one() -> None:
 
 
 def test_while_no_master_leads_no_more_pods_may_be_evicted_than_before() -> None:
-    """A drain takes the leader master first: what is then not known of the tablets must not let a node go."""
+    """A drain takes the leading master first: what is then not known of the tablets must not let a node go."""
     world = made()
     assert least(world) == 4
     tablet = world.tablets[0]

@@ -1,4 +1,4 @@
-"""Tables that were dropped and can be taken back: their tablets stay, and no longer stand in anybody's way."""
+"""Tables that were dropped and can be recalled: their tablets stay, and no longer stand in anybody's way."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_its_only_replica_lets_machines_be_drained() -> None:
 
 
 def test_one_that_lacks_a_voter_is_protected_until_it_is_healed() -> None:
-    """It can be taken back whole."""
+    """It can be recalled whole."""
     world = made(3)
     drop(world)
     (tablet,) = [t for t in world.tablets if t.table_name == "gone (dropped)"]

@@ -202,11 +202,11 @@ def test_reasons_that_differ_in_replicas_and_seconds_are_one_and_many_reasons_ar
 
 def test_what_is_about_a_node_or_about_all_is_told_by_its_name() -> None:
     drain = DrainNode(TabletId(""), -1, "declared lost, and silent", NodeId("a" * 32), "")
-    unsettled = Blocked(TabletId(""), -1, "the leader master has not heard from all nodes yet", "NotSettled")
+    unsettled = Blocked(TabletId(""), -1, "the leading master has not heard from all nodes yet", "NotSettled")
     news = told([drain, unsettled], {"a" * 8: "flights-node-1"})(Heals())
     assert [n.message for n in news] == [
         "flights-node-1: declared lost, and silent",
-        "all tablets: the leader master has not heard from all nodes yet",
+        "all tablets: the leading master has not heard from all nodes yet",
     ]
 
 

@@ -315,7 +315,7 @@ class Healing(ClusterTask):
 
 
 class Hearing(Healing):
-    """One whose leader master says whether it has heard all nodes."""
+    """One whose leading master says whether it has heard all nodes."""
 
     settled = False
 

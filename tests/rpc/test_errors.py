@@ -29,7 +29,7 @@ def test_a_code_of_a_later_program_is_judged_by_its_range(
     raw = json.dumps({"code": number, "message": "why"}).encode()
     for error in (error_from_pb(common_pb2.ErrorPB(code=number, message="why")), error_from_json(raw)):
         assert type(error) is kind and error.code is code
-        assert error.args[0] == f"why (code {number}, which only a later program knows)"
+        assert error.args[0] == f"why (code {number}, which only a later release knows)"
     row = row_error_from_pb(tserver_pb2.RowErrorPB(row=3, code=number, message="why"))
     assert (row.row, row.code) == (3, code) and f"code {number}" in row.message
 

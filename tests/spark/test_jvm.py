@@ -255,10 +255,10 @@ def test_the_catalog_alters_tables(engine: Any, cluster: Cluster) -> None:
             "ALTER TABLE st.new2 ADD COLUMN more INT FIRST",
             "a new column comes last, without comment and default",
         ),
-        ("ALTER TABLE st.new2 ALTER COLUMN stops TYPE INT", "columns can be added, dropped and renamed"),
+        ("ALTER TABLE st.new2 ALTER COLUMN stops TYPE INT", "ALTER TABLE can add, drop and rename columns"),
         (
             "ALTER TABLE st.new2 SET TBLPROPERTIES ('colour' = 'red')",
-            "columns can be added, dropped and renamed",
+            "ALTER TABLE can add, drop and rename columns",
         ),
         ("ALTER TABLE st.new2 DROP COLUMN id", "key"),
         ("ALTER TABLE st.new2 RENAME TO t", "TABLE_OR_VIEW_ALREADY_EXISTS"),

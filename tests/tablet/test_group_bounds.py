@@ -243,7 +243,7 @@ MADE_UP: list[tuple[str, Callable[[bytes], bytes], str]] = [
         "bounds of 99 bytes end behind",
     ),
     ("a block that is shorter", lambda d: d[:12] + struct.pack("<I", 5) + d[16:], "2 groups in 5 bytes"),
-    ("cut off", lambda d: d[:-1], "end behind their part"),
+    ("cut off", lambda d: d[:-1], "end after their part"),
     ("more nulls than rows", lambda d: d[:16] + struct.pack("<I", 4) + d[20:], "more nulls"),
     ("a bound of seven bytes", lambda d: d[:24] + b"\7" + d[25:], "bounds have 7 to 8 bytes"),
     ("a bound too few", lambda d: d[:24] + b"\xff" + d[25:], "bounds of 24 bytes in 32 bytes"),

@@ -159,7 +159,7 @@ async def test_a_client_that_does_not_read_costs_its_node_a_bounded_memory(
         if stream._connection is connection:
             connection.read(True)
         else:  # on a slow machine the client has given it up, and begins anew
-            words = "watch cannot begin behind revision"
+            words = "the watch after revision"
         with pytest.raises(Rejected, match=words) as ended:
             while True:
                 await take(watch, 1)

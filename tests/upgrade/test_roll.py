@@ -75,7 +75,7 @@ class Roll:
         except SteleError as exc:
             return exc.code.name
         if not health.settled:
-            return "the leader master is new"
+            return "the leading master is new"
         away = [f"{node.label} is {node.state}" for node in health.nodes if node.state != "alive"]
         weak = [
             f"{t.table_name} {t.tablet_id[:8]}: {t.state}" for t in health.tablets if t.state != "healthy"

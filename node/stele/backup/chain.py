@@ -3,7 +3,7 @@
 An incremental backup has, of each tablet, what changed since its base: the newest change of each key, deletes too. Files of all
 backups are in key order, so the rows of a tablet come from one pass over them, in bounded memory.
 
-Invariants: a chain begins with a full backup. Each base is the very backup that was built on, by its checksum. A row of a
+Invariants: a chain begins with a full backup. A checksum ensures that each base is the backup that was built on. A row of a
 tablet is that of the newest backup which has its key.
 """
 

@@ -36,7 +36,7 @@ _LOOK_S = 1.0
 class Claim:
     """The right to write to a folder: `async with Claim(folder, "create", note) as claim:`.
 
-    `note` is told why it waits. Entering raises Rejected CHANGE_IN_PROGRESS if somebody else writes there."""
+    `note` is called with the reason why it waits. Entering raises Rejected CHANGE_IN_PROGRESS if somebody else writes there."""
 
     def __init__(self, folder: Folder, what: str, note: Callable[[str], None]) -> None:
         self._folder = folder

@@ -44,7 +44,7 @@ PARALLEL_MAX = 64
 HOLD_FOR_S = 2 * 86_400.0
 """How long an incremental backup has the history kept for the next one, unless the caller says otherwise."""
 BATCH_ROWS = 32_768
-"""Rows that a node sends at once. A file ends behind one of these batches."""
+"""Rows that a node sends at once. A file ends only between two of these batches."""
 
 
 async def create_async(
@@ -75,7 +75,7 @@ async def create_async(
     `key`: makes this backup once. If a complete one has the key, that one is returned. An unfinished one is continued only if it
     has the same key. "": each call makes a backup.
 
-    `workers`: who reads the tablets; None: this process. `on_progress` is called in other threads. `on_note` is told what is unusual.
+    `workers`: who reads the tablets; None: this process. `on_progress` is called in other threads. `on_note` is called with each unusual thing.
 
     Raises:
         Rejected: NOT_FOUND: a table is not there. SNAPSHOT_TOO_OLD: the rows of that moment are gone.
@@ -122,7 +122,7 @@ async def create_async(
                 except Rejected as exc:
                     if exc.code not in LOST:
                         raise
-                    why = f"what changed since backup {newest.backup_id} of {newest.time} is not all there: {exc.args[0]}"
+                    why = f"some changes since backup {newest.backup_id} of {newest.time} are no longer kept: {exc.args[0]}"
             if made is None and not full_if_needed:
                 raise no_increment(why)
             if made is None:
@@ -187,8 +187,8 @@ class _Maker:
                 await in_thread(remove, place, plan.backup_id)  # nobody can ever finish it
                 raise
             self._note(
-                f"beginning anew as of {plan.time}: the rows of {work.plan.time}, as backup "
-                f"{work.plan.backup_id} has them, are gone"
+                f"beginning anew as of {plan.time}: unfinished backup {work.plan.backup_id} needs the rows as of "
+                f"{work.plan.time}, which are gone"
             )
         await in_thread(remove, place, work.plan.backup_id)
         return await self._run(Unfinished(place, plan, new_id()[:8]), scans, False)

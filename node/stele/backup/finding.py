@@ -17,7 +17,7 @@ from stele.model.errors import Code, Corrupt, Rejected, SteleError
 
 
 class State(Enum):
-    """What a backup's folder is. UNKNOWN: a later program wrote it."""
+    """What a backup's folder is. UNKNOWN: a later release wrote it."""
 
     COMPLETE = "complete"
     UNFINISHED = "unfinished"

@@ -48,7 +48,7 @@ class WriteTablet:
     """Write the rows of a tablet to files, after the files that are recorded. Gives all files of the tablet.
 
     `plan` and `scan`: those of the backup, for this tablet alone. `base`: the snapshot of the base; None for
-    a full backup. `file_bytes`: a file ends once it has so many."""
+    a full backup. `file_bytes`: the size at which a file ends."""
 
     folder: Folder
     plan: Manifest
@@ -94,7 +94,7 @@ class WriteTablet:
         return done
 
     def _write(self, work: Unfinished, done: Done, batches: Iterator[pa.RecordBatch], tell: OnDid) -> Done:
-        """Write the rows of a tablet behind those that are done. Called in a thread of its own."""
+        """Write the rows of a tablet after those that are done. Called in a thread of its own."""
         table, tablet = self._table, self._tablet
         columns, file, last_key = file_columns(table.schema, whole=tablet.whole), None, done.last_key
         told = 0
@@ -148,7 +148,8 @@ class WriteTablet:
 class RestoreTablet:
     """Write the rows of a backed-up tablet to a table. Gives their number.
 
-    `parts`: where its rows are. `schema`: of the rows. `part`: of a job; None if nobody ever makes another attempt at it."""
+    `parts`: where its rows are. `schema`: of the rows. `part`: the part of a job, by which
+    rows are written once; None if there is only one attempt."""
 
     folder: Folder
     parts: tuple[Part, ...]
@@ -240,7 +241,7 @@ def _of_part(place: Folder, part: Part, tell: OnDid, *, sums: bool) -> Sum:
 
 
 def _ascends(found: pa.BinaryArray, last: pa.Scalar | None) -> bool:
-    """Whether each key is above the one before it, the first above `last`."""
+    """Whether the keys ascend, and the first is above `last`."""
     if last is not None and not pc.less(last, found[0]).as_py():
         return False
     return bool(np.all(pc.less(found[:-1], found[1:]).to_numpy(zero_copy_only=False)))
@@ -276,7 +277,7 @@ def _next(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
 
 
 def alone(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Parts of a tablet without what their backups have of others, so that a job is small."""
+    """Parts of a tablet, without the other tablets of their backups, so that a pickled job is small."""
     return tuple(
         Part(replace(part.manifest, tables=()), replace(part.table, tablets=()), part.tablet)
         for part in parts

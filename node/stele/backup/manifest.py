@@ -163,7 +163,7 @@ class Manifest:
 
         Raises:
             Corrupt: it is cut or damaged, or not a manifest.
-            Rejected: UNSUPPORTED_VERSION: a later program wrote it.
+            Rejected: UNSUPPORTED_VERSION: a later release wrote it.
         """
         content = unseal(raw, where)
         try:
@@ -295,10 +295,10 @@ def _file_name(text: str) -> str:
 def _from_json(raw: Mapping[str, Any]) -> Manifest:
     backup_id, finished = raw["id"], raw["finished"]
     if not BACKUP_ID.fullmatch(backup_id):
-        raise ValueError("its id is not that of a backup")
+        raise ValueError("its id has not the form of a backup's id")
     base = None if raw["base"] is None else Base(str(raw["base"]["id"]), str(raw["base"]["sha256"]))
     if (raw["kind"] == "full") != (base is None) or (base and not BACKUP_ID.fullmatch(base.backup_id)):
-        raise ValueError(f"a backup of kind {raw['kind']} with such a base")
+        raise ValueError(f"the kind is {raw['kind']}, which does not fit its base")
     found = Manifest(
         backup_id,
         str(raw["cluster"]),

@@ -46,9 +46,9 @@ async def prune_async(
     `keep_full`: of each set of tables the newest full ones stay, with all that is newer than the oldest of these.
 
     The newest backup of each table stays, by the table's name, and what an incremental backup that stays builds on.
-    `on_note` is told which stay only because a table has no newer one.
+    `on_note` is called for each that stays only because a table has no newer one.
 
-    Unfinished backups go once a complete one is newer; remains go at once. Damaged ones stay, as do those of later programs.
+    Unfinished backups go once a complete one is newer; remains go at once. Damaged ones stay, as do those of later releases.
 
     Raises:
         Rejected: none of the three is given; CHANGE_IN_PROGRESS: another process writes to the folder.

@@ -20,11 +20,12 @@ from stele.rpc.threads import in_thread
 async def remove_async(
     folder: Location, backup: str = "", *, key: str = "", on_note: Note = quiet
 ) -> list[str]:
-    """Remove the backup with this id or first digits of it, or all that were begun with this `key`, complete or not. Returns the ids of those that
-    are gone: none, if there were none.
+    """Remove one backup, or all that were begun with this `key`, complete or not. Returns the ids of those that were removed.
+
+    `backup`: its id, or the first digits of it.
 
     Raises:
-        Rejected: several ids begin so; a complete backup builds on it; neither an id nor a key was given, or both.
+        Rejected: several ids begin with these digits; a complete backup builds on it; neither an id nor a key was given, or both.
             CHANGE_IN_PROGRESS: another process writes to the folder.
     """
     if bool(backup) == bool(key):

@@ -64,8 +64,8 @@ async def restore_async(
     `partitioning`, `replication_factor`: others than they had; an empty list of partitionings: one tablet. `partitioning` may be a mapping
     by names in the backup; tables that it lacks keep theirs. `workers`: who writes the rows; None: this process. `on_rows` is called with a table's name in the backup and the number of rows that were written, as it happens.
 
-    `again`: a table that is there already counts as restored if it has the very rows of the backup. The table that was backed up
-    never does. So a restore whose end nobody heard of may be repeated.
+    `again`: an existing table counts as restored if its rows equal those of the backup, unless it is the table that was backed up.
+    So a restore with an unknown outcome may be repeated.
 
     Raises:
         Rejected: ALREADY_PRESENT: a table has the name. NOT_FOUND: no such folder, backup or table.

@@ -34,7 +34,7 @@ OnRows = Callable[[str, int], None]
 
 
 def no_rows(table: str, rows: int) -> None:
-    """For callers who do not want to hear of rows."""
+    """For callers that do not count rows."""
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Did:
-    """What a job has done since it told last. `ended`: it has a result."""
+    """What a job has done since its last report. `ended`: it has a result."""
 
     rows: int = 0
     bytes: int = 0
@@ -58,7 +58,7 @@ class Job(Protocol[R_co]):
     An attempt may be cut off anywhere, and another attempt may run at the same time. Neither does harm."""
 
     async def run(self, bench: Bench, tell: Callable[[Did], None]) -> R_co:
-        """Do it. `tell` may be called in any thread. Raises SteleError."""
+        """Do the work. `tell` may be called in any thread. Raises SteleError."""
 
 
 Tell = Callable[[int, Did], None]
@@ -73,10 +73,10 @@ class Workers(Protocol):
         """Whether an attempt may still run while, or after, another attempt at its job succeeds."""
 
     async def run(self, jobs: Sequence[Job[R]], parallel: int, tell: Tell) -> list[R]:
-        """The results of all jobs, in their order; of each job that of one attempt which ended well.
+        """The results of all jobs, in their order; of each job one successful attempt counts.
 
-        `parallel`: how many run at once in this process; workers elsewhere have limits of their own. `tell` hears of each
-        row once, with whole jobs at the latest. The first error ends the other jobs, and is raised.
+        `parallel`: how many run at once in this process; workers elsewhere have limits of their own. `tell` is called
+        so that each row is counted once, at the latest when its job ends. The first error ends the other jobs, and is raised.
         """
 
 

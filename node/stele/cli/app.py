@@ -74,7 +74,7 @@ _GROUPS = {
             ),
             "keep-dropped": (
                 "stele.cli.dropping:keep_dropped",
-                "Show or set for how long dropped tables can be taken back.",
+                "Show or set for how long dropped tables can be recalled.",
             ),
         },
     ),
@@ -86,7 +86,7 @@ _GROUPS = {
             "create": ("stele.cli.tables:create", "Create a table from a file or from options."),
             "alter": ("stele.cli.alter:alter", "Change the columns of a table while it is in use."),
             "rename": ("stele.cli.alter:rename", "Rename a table."),
-            "drop": ("stele.cli.dropping:drop", "Drop a table; it can be taken back for a time."),
+            "drop": ("stele.cli.dropping:drop", "Drop a table; it can be recalled for a time."),
             "recall": ("stele.cli.dropping:recall", "Bring a dropped table back."),
             "delete": ("stele.cli.tables:delete", "Delete a table permanently."),
             "set-rf": ("stele.cli.replicas:set_rf", "Set how many replicas each tablet of a table has."),

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     "keep_s",
     metavar="TIME",
     callback=seconds_of,
-    help="How long it can be taken back: 90s, 30m, 2h, 1d [default: the cluster's setting].",
+    help="How long it can be recalled: 90s, 30m, 2h, 1d [default: the cluster's setting].",
 )
 @click.option("--now", is_flag=True, help="Delete it for good at once, as `stele table delete` does.")
 @click.option("--yes", is_flag=True, help="Do not ask before it is deleted for good.")
 @masters_option
 @json_option
 def drop(name: str, keep_s: float | None, now: bool, yes: bool, masters: str, as_json: bool) -> None:
-    """Drop a table or key space. It serves nobody from now on, and can be taken back for a time.
+    """Drop a table or key space. It serves nobody from now on, and can be recalled for a time.
 
     Its name is free at once. Its replicas stay until the time is over: they use disk, and are healed. `stele table recall`
     brings it back. The time is 24 h, unless `stele cluster keep-dropped` has set another.
@@ -90,7 +90,7 @@ def _asked_to_delete(found: TableInfo | DroppedTable) -> str:
 def recall(name: str, new_name: str | None, masters: str, as_json: bool) -> None:
     """Bring a dropped table or key space back, with all its rows.
 
-    `stele table list --dropped` shows those that can be taken back, with their ids. Programs open it again.
+    `stele table list --dropped` shows those that can be recalled, with their ids. Programs open it again.
 
     \b
     Examples:
@@ -112,7 +112,7 @@ def recall(name: str, new_name: str | None, masters: str, as_json: bool) -> None
 @masters_option
 @json_option
 def keep_dropped(time_s: float | None, masters: str, as_json: bool) -> None:
-    """Show or set for how long dropped tables can be taken back: 90s, 30m, 2h, 1d.
+    """Show or set for how long dropped tables can be recalled: 90s, 30m, 2h, 1d.
 
     It holds for tables that are dropped from then on without --keep, and for those of TabletGroups.
 
@@ -125,7 +125,7 @@ def keep_dropped(time_s: float | None, masters: str, as_json: bool) -> None:
 
     if time_s is None:
         now_s = with_client(masters, ask)
-        show_done(f"dropped tables can be taken back for {duration(now_s)}", as_json, {"keepSeconds": now_s})
+        show_done(f"dropped tables can be recalled for {duration(now_s)}", as_json, {"keepSeconds": now_s})
         return
     wanted_s = time_s
 
@@ -134,14 +134,14 @@ def keep_dropped(time_s: float | None, masters: str, as_json: bool) -> None:
 
     before_s = with_client(masters, work)
     show_done(
-        f"dropped tables can be taken back for {duration(wanted_s)}; it was {duration(before_s)}",
+        f"dropped tables can be recalled for {duration(wanted_s)}; it was {duration(before_s)}",
         as_json,
         {"keepSeconds": wanted_s, "before": before_s},
     )
 
 
 def show_dropped(masters: str, as_json: bool) -> None:
-    """List the tables that can be taken back."""
+    """List the tables that can be recalled."""
 
     async def work(client: AsyncClient) -> list[DroppedTable]:
         return await client.dropped_tables()

@@ -35,7 +35,7 @@ PROCESS_EXIT_CODES = {
 
 _ADVICE = {
     Advice.LIST_TABLES: "`stele table list` shows the existing ones",
-    Advice.LIST_DROPPED: "`stele table list --dropped` shows those that can be taken back",
+    Advice.LIST_DROPPED: "`stele table list --dropped` shows those that can be recalled",
     Advice.CREATE_KEYSPACE: "create it with `stele kv create {name}`",
     Advice.OPEN_TABLE: "read it with `stele table scan {name}`",
     Advice.OPEN_KEYSPACE: "read it with `stele kv list {name}`",

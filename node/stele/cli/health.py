@@ -1,4 +1,4 @@
-"""Fetches and prints the leader master's view of the cluster. Used by ksck, tables and tablets.
+"""Fetches and prints the leading master's view of the cluster. Used by ksck, tables and tablets.
 
 Invariant: the old state of a replica on a silent node is never shown as current.
 """
@@ -29,10 +29,10 @@ def names_of_nodes(health: ClusterHealth) -> dict[str, str]:
 
 
 def warn_unsettled(health: ClusterHealth) -> None:
-    """Print a warning if the leader master is too new to know the state of nodes and tablets."""
+    """Print a warning if the leading master is too new to know the state of nodes and tablets."""
     if not health.settled:
         say(
-            "the leader master is new and has not heard from all nodes yet; run the command again in a second"
+            "the leading master is new and has not heard from all nodes yet; run the command again in a second"
         )
 
 

@@ -61,7 +61,7 @@ def show(health: ClusterHealth, *, as_json: bool = False) -> int:
 def _print(health: ClusterHealth) -> None:
     by_id = {node.node_id: node for node in health.nodes}
     leader = by_id.get(health.leader_master)
-    say(f"cluster {health.cluster_id}, leader master {leader.label if leader else '-'}")
+    say(f"cluster {health.cluster_id}, leading master {leader.label if leader else '-'}")
     warn_unsettled(health)
     nodes = sorted(
         (node for node in health.nodes if node.state != "retired"), key=lambda n: (n.role, n.name, n.node_id)

@@ -23,7 +23,7 @@ def list_nodes(masters: str, as_json: bool) -> None:
     """List nodes and masters with their state seen and wanted.
 
     `seen`: live, silent and for how long, or never if it has not started yet. `wanted`: in service, or what
-    somebody asked for. `left`: how long that lasts. `load`: what clients ask of its leaders a second.
+    somebody asked for. `left`: how long that lasts. `load`: requests of clients per second at its leaders.
 
     Example: stele node list
     """

@@ -43,7 +43,7 @@ def move(
     """Move a tablet's replica from one node to another. The first digits of ids are enough.
 
     The new replica gets its rows and votes before the old one is removed. It is recorded, so any driver carries it
-    out, and balance does not undo it; `stele tablet release` takes it back. Refused if the target cannot hold it.
+    out, and balance does not undo it; `stele tablet release` cancels it. Refused if the target cannot hold it.
 
     Example: stele tablet move 9a2e41c0 --from flights-node-1 --to flights-node-4 --wait
     """
@@ -67,7 +67,7 @@ def add_replica(
 ) -> None:
     """Add a replica to one tablet, beyond the replication factor of its table.
 
-    It stays until `stele tablet remove-replica` or `stele tablet release` takes it back.
+    It stays until `stele tablet remove-replica` or `stele tablet release` cancels it.
 
     Example: stele tablet add-replica 9a2e41c0 --to flights-node-4
     """

@@ -81,7 +81,7 @@ def plan(
         view = view_from_pb(answer)
         if not view.settled:
             raise Retryable(
-                "the leader master is new and has not heard from all nodes yet; try again in a second",
+                "the leading master is new and has not heard from all nodes yet; try again in a second",
                 code=Code.NOT_READY,
             )
         names: dict[str, str] = {

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 
 @click.command(name="list")
-@click.option("--dropped", is_flag=True, help="Those that were dropped and can be taken back.")
+@click.option("--dropped", is_flag=True, help="Those that were dropped and can be recalled.")
 @masters_option
 @json_option
 def list_tables(dropped: bool, masters: str, as_json: bool) -> None:
     """List tables and key spaces. `ready` counts the tablets that have a leader and a majority now.
 
-    With --dropped: `left` is how long a table can still be taken back.
+    With --dropped: `left` is how long a table can still be recalled.
 
     Example: stele table list
     """
@@ -253,7 +253,7 @@ def create(
 def delete(name: str, yes: bool, masters: str, as_json: bool) -> None:
     """Delete a table or key space permanently. One that was dropped is named by its id.
 
-    `stele table drop` deletes it later, so that it can be taken back until then.
+    `stele table drop` deletes it later, so that it can be recalled until then.
 
     Example: stele table delete users --yes
     """

@@ -118,7 +118,7 @@ def _show(
     )
     if view.HasField("by_hand"):
         names = names_of_nodes(health)
-        say(f"placed by hand: {by_hand_in_words(view, names)}; `stele tablet release` takes it back")
+        say(f"placed by hand: {by_hand_in_words(view, names)}; `stele tablet release` cancels it")
     if view.HasField("recovery"):
         from stele.cli.recover import recovered_in_words
 

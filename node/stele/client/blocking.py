@@ -265,7 +265,7 @@ class Client:
     def drop_table(
         self, name: str, *, keep_s: float | None = None, timeout_s: float = DELETE_TIMEOUT_S
     ) -> DroppedTable:
-        """Drop a table or key space. Its name is free at once, it serves nobody, and it can be taken back for a time.
+        """Drop a table or key space. Its name is free at once, it serves nobody, and it can be recalled for a time.
 
         `keep_s`: for how long; None: as long as the cluster's setting says (24 h at first). Until then its replicas use
         disk, and are healed as those of other tables. Afterwards they are deleted.
@@ -286,7 +286,7 @@ class Client:
         return self.run(self.asynchronous.drop_table(name, keep_s=keep_s, timeout_s=timeout_s))
 
     def dropped_tables(self) -> list[DroppedTable]:
-        """The tables and key spaces that were dropped and can be taken back, by name.
+        """The tables and key spaces that were dropped and can be recalled, by name.
 
         Example:
             >>> [(gone.name, gone.left_s) for gone in client.dropped_tables()]

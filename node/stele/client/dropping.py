@@ -1,4 +1,4 @@
-"""Drops tables so that they can be taken back, lists those, and takes them back. Used by async_client.py.
+"""Drops tables so that they can be recalled, lists those, and recalls them. Used by async_client.py.
 
 The masters decide everything; this module finds a dropped table by what its user calls it. Invariant: a table is
 taken back only if exactly one is meant.
@@ -36,7 +36,7 @@ class _Tables(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DroppedTable:
-    """A table or key space that was dropped and can be taken back. Returned by `client.drop_table` and
+    """A table or key space that was dropped and can be recalled. Returned by `client.drop_table` and
     `client.dropped_tables`.
 
     Attributes:
@@ -44,7 +44,7 @@ class DroppedTable:
         table_id: 32 hex digits, which `recall_table` takes, too.
         kind: "table" or "keyspace".
         dropped: When, by the clock of the master that led then.
-        left_s: For how many seconds it can still be taken back.
+        left_s: For how many seconds it can still be recalled.
         tablets: The number of its tablets.
         replication_factor: The number of replicas that each of them keeps.
 
@@ -117,18 +117,18 @@ async def recall(ask: Ask, name: str, new_name: str | None, timeout_s: float) ->
 
 
 async def dropped(ask: Ask) -> list[DroppedTable]:
-    """All tables that can be taken back, by name, the newest first."""
+    """All tables that can be recalled, by name, the newest first."""
     answer = await ask("ListTables", master_pb2.ListTablesRequest(include_removed=True))
     found = [_from_pb(pb) for pb in answer.tables if pb.state == "DROPPED"]
     return sorted(found, key=lambda t: (t.name, -t.dropped.timestamp(), t.table_id))
 
 
 async def keep_dropped_s(masters: Masters) -> float:
-    """For how many seconds dropped tables can be taken back, unless their drop says otherwise."""
+    """For how many seconds dropped tables can be recalled, unless their drop says otherwise."""
     answer = await masters.call("ListTables", master_pb2.ListTablesRequest())
     if not answer.keep_dropped_ms:
         raise Rejected(
-            "the leader master is of release 0.1, which keeps no dropped tables",
+            "the leading master is of release 0.1, which keeps no dropped tables",
             code=Code.UNSUPPORTED_VERSION,
         )
     return float(answer.keep_dropped_ms / 1000)

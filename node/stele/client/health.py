@@ -124,7 +124,7 @@ class NodeHealth:
 
     @property
     def heard(self) -> str:
-        """When the leader master last heard it. A new leader does not know what an earlier one heard."""
+        """When the leading master last heard it. A new leader does not know what an earlier one heard."""
         age_s = self.heartbeat_age_ms / 1_000
         if self.ever_heard:
             return f"{age_s:.1f} s ago"
@@ -152,7 +152,7 @@ class ClusterHealth:
 
     @property
     def healthy(self) -> bool:
-        """Whether every tablet is healthy, and the leader master had time to hear from every node."""
+        """Whether every tablet is healthy, and the leading master had time to hear from every node."""
         return self.settled and all(t.state == "healthy" for t in self.tablets)
 
     @property

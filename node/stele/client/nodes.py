@@ -39,7 +39,7 @@ _WANTED = {
 
 
 async def cluster_view(masters: Masters, *, timeout_s: float = 10.0) -> master_pb2.GetClusterViewResponse:
-    """Nodes, tablets, intents and tables, from the leader master.
+    """Nodes, tablets, intents and tables, from the leading master.
 
     Raises:
         SteleError: no master leads within `timeout_s`.
@@ -51,7 +51,7 @@ async def cluster_view(masters: Masters, *, timeout_s: float = 10.0) -> master_p
 class NodeStatus:
     """A node or master.
 
-    `seen`: "live", "silent", or "never" if it never started. `heard`: when the leader master last heard it, in
+    `seen`: "live", "silent", or "never" if it never started. `heard`: when the leading master last heard it, in
     words. `wanted_by`: "administrator", "driver" or "". `wanted_left_s`: until it is in service again by
     itself; None: not by itself. `replicas`, `leaders`: of tablets, the catalog among them. `copies`: replicas
     that are being made on it. Bytes are None if it does not report its disk.

@@ -257,7 +257,7 @@ def _refusal(
     if tablet.state != "RUNNING":
         return f"it is {tablet.state}; only a RUNNING tablet can be recovered"
     if not view.settled:
-        return "the leader master is new and has not heard from all nodes yet; try again in a second"
+        return "the leading master is new and has not heard from all nodes yet; try again in a second"
     pending = [
         config_from_pb(s.pending_config)
         for told in mine.values()

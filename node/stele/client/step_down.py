@@ -1,7 +1,7 @@
 """Moves the leader of a tablet by hand: an administrator's order, without the driver's claim.
 
 Used by `stele tablet step-down`. Changes no configuration. The catalog's tablet is a tablet like others; its
-leader is the leader master.
+leader is the leading master.
 
 Invariant: drivers leave the leader where it was put, for as long as was asked. That is in the catalog before
 the leader moves.

@@ -14,7 +14,7 @@ from stele.rpc.proto import master_pb2
 
 
 async def cluster_versions(masters: Masters, *, timeout_s: float = 15.0) -> ClusterVersions:
-    """What is finalized, and what each member runs, from the leader master.
+    """What is finalized, and what each member runs, from the leading master.
 
     Raises:
         SteleError: no master leads within `timeout_s`.
@@ -26,7 +26,7 @@ async def finalize_version(masters: Masters, *, timeout_s: float = 15.0) -> int:
     """Finalize this program's cluster version. Returns the one in force then. Repeating it changes nothing.
 
     Raises:
-        Rejected: UNSAFE_CHANGE, a member is silent or of an earlier version; UNSUPPORTED_VERSION, the leader master is.
+        Rejected: UNSAFE_CHANGE, a member is silent or of an earlier version; UNSUPPORTED_VERSION, the leading master is.
         Retryable: no master leads within `timeout_s`, or it has not heard all members yet.
     """
     request = master_pb2.FinalizeClusterVersionRequest(cluster_version=CLUSTER_VERSION)
@@ -36,7 +36,7 @@ async def finalize_version(masters: Masters, *, timeout_s: float = 15.0) -> int:
         if exc.code is not Code.UNSUPPORTED_VERSION:
             raise
         raise Rejected(
-            f"the leader master runs a release that cannot finalize cluster version {CLUSTER_VERSION}; upgrade all masters "
+            f"the leading master runs a release that cannot finalize cluster version {CLUSTER_VERSION}; upgrade all masters "
             "first",
             code=exc.code,
         ) from exc

@@ -70,13 +70,13 @@ class Applier:
     async def catch_up(
         self, machine: StateMachine, read: Callable[[int, int], Awaitable[Sequence[Entry]]]
     ) -> None:
-        """Apply to a machine that came later than the log. First apply the committed entries that it lacks.
+        """Begin to apply to this state machine. First apply the committed entries that it lacks.
 
         `read(first_index, bytes_max)` reads entries back from the log. On return everything committed is
         applied.
 
         Raises:
-            SteleError: the error that ended applying meanwhile, or one of reading or applying.
+            SteleError: reading or applying failed, here or in a task that applied at the same time.
         """
         self._machine = machine
         self.applied_index = machine.applied.index

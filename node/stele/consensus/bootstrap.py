@@ -64,7 +64,7 @@ def open_machine(
 
     Raises:
         Corrupt: files are missing or damaged.
-        Rejected: UNSUPPORTED_VERSION, a later program wrote it, or its kind is unknown.
+        Rejected: UNSUPPORTED_VERSION, a later release wrote it, or its kind is unknown.
     """
     if superblock.kind == "table":
         from stele.tablet.colformat import version_for
@@ -142,7 +142,7 @@ async def start_replica(
 
     `replica`: the caller makes it before, so that others see it as BOOTSTRAPPING meanwhile.
 
-    Raises: Rejected: UNSUPPORTED_VERSION, a later program wrote its files. It does not become FAILED: a
+    Raises: Rejected: UNSUPPORTED_VERSION, a later release wrote its files. It does not become FAILED: a
         FAILED replica is replaced, and its rows erased. Retryable: the system has no file descriptor or
         memory for it now. It stays BOOTSTRAPPING, and may be started again.
     """

@@ -148,7 +148,7 @@ class TabletCopy:
             self._prepared.set()
 
     async def _prepare_log(self) -> None:
-        """Make a witness that runs, and end the session: nothing is held at the source."""
+        """Make a running witness, and end the session, so that the source keeps no files for it."""
         if self._resumed:
             return
         session = await self._begin()

@@ -89,7 +89,7 @@ def parse_record(data: bytes, magic: bytes, version_max: int, what: str) -> tupl
 
     Raises:
         Corrupt: other bytes than were written.
-        Rejected: UNSUPPORTED_VERSION, written by a later program.
+        Rejected: UNSUPPORTED_VERSION, written by a later release.
     """
     if len(data) < _HEADER.size:
         raise Corrupt(

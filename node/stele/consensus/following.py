@@ -1,12 +1,12 @@
-"""How new the rows of a follower are, and what it must have applied before it serves a snapshot. Asks the leader.
+"""Asks the leader up to which index a follower must have applied before it serves a read.
 
 One part of a StartedReplica. A question goes to the leader's node with those of all tablets that are read in the same turn.
 A tablet that nobody reads at a follower costs nothing. An answer is a log index, and serves later reads, too.
 
 Invariants:
-- All that was acknowledged before `asked` has an index of at most the answer's. The leader takes its commit index after the
-  question came, and a majority follows it in its term then. A follower that asks is one of that majority.
-- No read is served before this replica has applied that index. An index counts in one incarnation of the tablet alone.
+- The answer covers every write that was acknowledged before `asked`. The leader reads its commit index after the question
+  came, and a majority still follows it in its term then. The follower that asks counts towards that majority.
+- No read is served before this replica has applied that index. An index is valid in one incarnation of the tablet only.
 - Ages are told by a clock that never steps, and that goes on while the process or the machine stands still. No other node's
   clock counts.
 """

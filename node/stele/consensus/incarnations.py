@@ -5,7 +5,7 @@ that it left behind may return and elect a leader. They would commit entries in 
 given up.
 
 Invariant: no message crosses between two incarnations. A replica that hears of a higher one becomes FAILED,
-is removed and copied anew. One that hears of a lower one answers so, and takes nothing.
+is removed and copied anew. One that hears of a lower one answers with its own, and accepts nothing.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class Members:
         if core.bound_at(self._runtime.now_ms()):
             raise Retryable(
                 f"replica {self._standing.replica_id} of tablet {self._standing.tablet_id[:8]} has promised its leader a "
-                f"lease that is not over; have that leader hand over, or try again once it is gone",
+                f"lease that has not expired; transfer leadership from that leader, or try again after the lease ends",
                 code=Code.NOT_READY,
             )
         self._standing.log.warning("promoted by force", cause=cause)
@@ -148,19 +148,19 @@ class Members:
     # --- what the core reports
 
     def changed(self, context: int, config: Configuration) -> None:
-        """A change is committed."""
+        """Answer a requested change: it is committed."""
         future = self._changes.pop(context, None)
         if future is not None:
             future.set_result(config)
 
     def transferred(self, context: int) -> None:
-        """Another replica leads, as requested."""
+        """Answer a requested transfer: the other replica leads now."""
         future = self._transfers.pop(context, None)
         if future is not None:
             future.set_result(None)
 
     def refused(self, context: int, error: SteleError) -> None:
-        """A change or a transfer has failed."""
+        """Answer a request for a change or a transfer: it failed with `error`."""
         future = self._changes.pop(context, None) or self._transfers.pop(context, None)
         if future is not None:
             future.set_exception(error)

@@ -165,7 +165,7 @@ class Host(Protocol):
         """Whether writes must wait because rows that are not flushed fill their share of memory."""
 
     def cluster_version(self) -> int:
-        """The finalized cluster version, as a leader master has told; 0: none has yet. Any thread."""
+        """The finalized cluster version that a leading master has sent; 0: none has yet. Any thread."""
 
     def fail(self, error: Exception) -> None:
         """End the node because of what a replica found, and leave all files as they are."""

@@ -46,7 +46,7 @@ class Replica:
         self.committed_elsewhere = 0
         """The highest commit index that a leader has sent since this replica FAILED."""
         self.load = 0
-        """What clients ask of it a second, as masters are to be told (`stele.tserver.leader_load`)."""
+        """The requests of clients per second, as reported to the masters (`stele.tserver.leader_load`)."""
 
     # --- its parts
 
@@ -265,15 +265,15 @@ class Replica:
     def _failed(self, error: Exception) -> None:
         """End this replica because of `error`.
 
-        Files of a later program are not damage. A FAILED replica would be replaced and its rows erased, so
+        Files of a later release are not damage. A FAILED replica would be replaced and its rows erased, so
         the node ends instead.
         """
         if of_later_program(error):
-            self._halt(f"it met what a later program wrote: {error.args[0]}")
+            self._halt(f"it has data that a later release wrote: {error.args[0]}")
             self.host.fail(
                 Rejected(
-                    f"replica {self.replica_id} of tablet {self.tablet_id[:8]} holds what a later program wrote; "
-                    f"upgrade this one: {error.args[0]}",
+                    f"replica {self.replica_id} of tablet {self.tablet_id[:8]} has data that a later release wrote; "
+                    f"upgrade this node: {error.args[0]}",
                     code=Code.UNSUPPORTED_VERSION,
                 )
             )

@@ -48,7 +48,7 @@ class Storage:
         self._flushed_marks: list[tuple[int, int]] = []  # few; an empty deque takes 760 bytes
         """(when, flushed index) of the last LOG_KEPT_MS, the oldest first."""
         self._settled: int | None = None
-        """The flushed index with which the anchor was set at rest; None: not at rest."""
+        """The flushed index at which the anchor was last set while the replica rests; None: it does not rest."""
         self._flushing = asyncio.Lock()
         self._flushes = ShieldedTasks()
 

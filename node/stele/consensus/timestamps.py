@@ -100,7 +100,7 @@ class Timestamps:
         self._run_ahead(ahead_us if ahead_us <= self._ahead_max_us else 0)
 
     def committed(self, ceiling: int) -> None:
-        """A ceiling that this leader proposed is committed."""
+        """Use a ceiling that this leader proposed, which is committed now."""
         self._committed = max(self._committed, ceiling)
         if self._proposed and ceiling >= self._proposed:
             self._proposed = 0
@@ -125,8 +125,8 @@ class Timestamps:
         """A ceiling to propose now. None if the present one lasts, one is on its way, time must pass first,
         or the wall clock is wrong.
 
-        Called at each use, so an unused tablet proposes none, except one when its clients are to be
-        forgotten. A new one is due when less than half of the lead is left, or when `at_least` is above the
+        Called at each use, so an unused tablet proposes none. The exception: one that lets it forget old
+        clients. A new one is due when less than half of the lead is left, or when `at_least` is above the
         present one.
         """
         if self._proposed:

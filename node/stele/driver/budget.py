@@ -17,7 +17,7 @@ from stele.driver.situation import is_dead
 from stele.driver.view import Away, ClusterView, Holder, NodeState, NodeView, Wanted
 
 _KINDS = ("heal", "drain", "park")
-"""The kinds of holders that show in the states of nodes, in the order in which they are told."""
+"""The kinds of holders that show in the states of nodes, in the order in which they are shown."""
 
 
 def reserved_by(view: ClusterView, policy: Policy, named: Mapping[str, int]) -> str:
@@ -44,7 +44,7 @@ def _is_back(away: Away, node: NodeView, policy: Policy) -> bool:
 
 
 def _is_silent(node: NodeView, policy: Policy) -> bool:
-    """Whether nobody hears the node. A new leader master counts its silence from its own start."""
+    """Whether nobody hears the node. A new leading master counts its silence from its own start."""
     return not node.ever_heard or node.heartbeat_age_ms > policy.lost_after_ms
 
 
@@ -78,7 +78,7 @@ def taken_over(
 
 
 def _kind(node: NodeView, policy: Policy) -> str:
-    """What holds the budget because of a node; "": nothing."""
+    """The work on this node that holds the budget: park, drain or heal; "": none."""
     if node.parked:
         return "park"
     if not node.replicas:

@@ -44,7 +44,7 @@ _LATER_S = (10.0, 600.0)
 _DIFFERED_S = 600.0
 """The pause after a difference was recorded. A change of members ends it."""
 _RECORDED_S = 60.0
-"""So long after a record the masters' view has it."""
+"""The time within which a recorded comparison appears in the masters' view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +278,7 @@ class CopyChecks:
         return True
 
     def _learn(self, check: CopyCheck, recorded: bool) -> bool:
-        """Set when this replica is due again. Returns whether the result is to be told."""
+        """Set when this replica is due again. Returns whether to report the result."""
         made = check.made
         key = (made.tablet_id, made.new.replica_id)
         failures = 0 if recorded else (self._trials[key].failures if key in self._trials else 0) + 1

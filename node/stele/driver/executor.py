@@ -43,7 +43,7 @@ log = structlog.get_logger("stele.driver")
 
 STEPS_AT_ONCE = 16
 REPORTED_MS = 15_000
-"""So long after an order the masters know its effect, since nodes report changes each second. Before, the
+"""The time after which the masters know the effect of an order. Nodes report changes each second. Before, the
 driver asks the nodes themselves, except silent ones."""
 MASTERS_TIMEOUT_S, MASTERS_ROUNDS = 10.0, 2
 """Short, because a pass should fail rather than wait for masters; the next pass comes soon."""

@@ -95,9 +95,7 @@ def _too_few(after: ClusterView, policy: Policy, factor: int, kind: _Kind) -> st
     left = {n.host for n in after.nodes if n.role == role and n.takes_replicas and not is_dead(n, policy)}
     lower = "" if role == "master" else ", or lower the replication factor"
     if kind.dropped:
-        lower = (
-            f"; or {_give_up(kind)}, or take it back (`stele table recall`) and lower its replication factor"
-        )
+        lower = f"; or {_give_up(kind)}, or recall it (`stele table recall`) and lower its replication factor"
     return (
         f"{kind.words}: {factor} "
         f"{'replica needs a machine' if factor == 1 else 'replicas need a machine each'}, and {len(left)} "

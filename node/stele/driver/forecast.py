@@ -23,7 +23,7 @@ _SILENT_MS = 1 << 50
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A new replica. `first_as_witness`: its tablet could lose no more voter, so its vote comes before its rows."""
+    """A new replica. `first_as_witness`: its tablet cannot afford to lose another voter, so it votes before it has its rows."""
 
     tablet_id: TabletId
     table_name: str
@@ -47,7 +47,7 @@ class Forecast:
     """The effects of the loss.
 
     `leaders`: tablets that elect another leader. `stopped`: tablets without a majority, which serve nothing until
-    a node returns or an administrator acts. `at_risk`: tablets that serve, but could lose no more voter until
+    a node returns or an administrator acts. `at_risk`: tablets that serve, but cannot afford to lose another voter until
     their new replica votes. `unhealed`: tablets that would stay short of a replica. `copying_s`: the least time
     for all copies at the policy's rate; None if the policy has no rate. `healing_stops`: why nothing is healed;
     "" if it is.

@@ -54,7 +54,7 @@ class Judgements:
         self._ageing: set[str] = set()
         """Tablets that are judged in each pass, since time alone may change their situation."""
         self._nodes: dict[str, NodeView] = {}
-        """As they were when tablets were last judged by them."""
+        """The nodes as they were when their tablets were last judged."""
         self._standings: dict[str, tuple[object, ...]] = {}
         self._tablets: dict[str, TabletView] = {}
         self._intents: Mapping[str, Intent] = {}
@@ -76,7 +76,7 @@ class Judgements:
         return self._in_order
 
     def renew(self, view: ClusterView) -> Iterator[tuple[str, Situation | None]]:
-        """Judge again what changed. Gives each new situation; None of a tablet that is not running, or gone.
+        """Judge again what changed. Gives each new situation; None for a tablet that is not running, or gone.
 
         The caller takes all of them.
         """

@@ -1,6 +1,6 @@
 """Keeps a view of the cluster and renews it by what changed. Used by executor, operator, masters that drive, and clients.
 
-The leader master answers in pages (stele.master.view_changes). A gap, a new leader or a caller's first request
+The leading master answers in pages (stele.master.view_changes). A gap, a new leader or a caller's first request
 begins the view anew. A master of an earlier version knows no pages; each of its answers is a whole view.
 
 Invariant: a view is given out only after the last page, so it shows one moment.
@@ -37,7 +37,7 @@ V = TypeVar("V")
 def pages_of(
     masters: Masters, holder: str = "", *, timeout_s: float | None = None, rounds: int | None = None
 ) -> Pages:
-    """The pages that the leader master gives. `holder`: the caller is a driver with this name, and is at work."""
+    """The pages that the leading master gives. `holder`: the caller is a driver with this name, and is at work."""
 
     async def page(since: master_pb2.ViewPlacePB) -> master_pb2.GetClusterViewResponse:
         request = master_pb2.GetClusterViewRequest(holder=holder, since=since)

@@ -36,7 +36,7 @@ class Groups:
         self._policy = policy
         self._groups: dict[str, Group] = {}
         self._loads: dict[str, int] = {}
-        """What clients ask of leaders, by tablet, without zeros."""
+        """The requests of clients per second, by tablet. Tablets without requests are left out."""
         self._kept: set[str] = set()
         """Tablets whose leader an administrator moved at some time."""
         self._spread: tuple[tuple[Group, ...], Sites] | None = None
@@ -98,7 +98,7 @@ class Groups:
 
 
 def _load(s: Situation | None) -> int:
-    """What clients ask of the tablet's leader a second. A new one counts from 0, so the one before it still tells its own."""
+    """The requests of clients per second at the tablet's leader. A new leader counts from 0, so the one before still reports."""
     if s is None or s.tablet.node_role != "node":
         return 0
     return max((m.report.load for m in s.members if m.report is not None and m.live), default=0)

@@ -20,7 +20,7 @@ from stele.driver.trials import Trials
 from stele.model.ids import OPID_NONE
 
 UNKNOWN = frozenset({"NotHeard", "NoLeader", "LostMajority"})
-"""Codes of blocks in which the leader is unknown, or no voter could take over."""
+"""Codes of blocked steps whose leader is unknown, or for which no voter could take over."""
 
 
 class LeaderLeaves:

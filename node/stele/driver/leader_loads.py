@@ -1,8 +1,8 @@
 """Chooses leaders that move so that load is spread, once their counts are. Called by planner through `leader_groups.py`; pure.
 
-The load of a leader is what clients ask of it a second. A busy leader of one node and a quieter one of another node are
-exchanged, so each node leads as many as before. They are of one table, or the counts of their tables stay as even. Where no
-leader of the other node can go back, quiet ones of up to three nodes make way for each other. Where a node leads one more than
+The load of a leader is the number of requests of clients per second. A busy leader of one node and a quieter one of another node are
+exchanged, so each node leads as many as before. They are of one table, or the counts of their tables stay as even. If the other node
+has no leader that can move back, quiet leaders of up to three nodes are exchanged in a ring. Where a node leads one more than
 another, one leader may move alone: then the two nodes change places.
 
 The measure is compared in this order: the sum of the squares of the loads of nodes, then of zones, then of machines. An
@@ -10,8 +10,8 @@ exchange lowers one of these numbers, and raises none before it. All nodes, zone
 the fullest of them had, by a step or more. The number falls by twice the square of a step, or more. Two nodes whose loads
 differ by less than two steps exchange nothing.
 
-Of several exchanges between two nodes, the one that lowers the measure most is chosen. What it does to the loads of the two
-tables on these nodes counts half.
+Of several exchanges between two nodes, the one that lowers the measure most is chosen. For this choice alone, the loads of each
+table on these nodes count as well, with half weight.
 
 Invariants: the counts of nodes, tables, zones and machines stay as even as they were. While loads do not change, exchanges end
 and none is undone.
@@ -74,7 +74,7 @@ def choose_exchanges(
 
 
 def _are_alike(own: Counter[str], sites: Sites) -> bool:
-    """Whether no nodes differ by a step, as far as their loads alone say it. So most calls look at no groups."""
+    """Whether the loads of all nodes differ by less than a step. In most calls they do, and no leaders are examined."""
     nodes = len(sites.machines)
     step = max(STEP_SHARE * own.total() / max(nodes, 1), STEP_MIN)
     least = min(own.values(), default=0) if len(own) >= nodes > 0 else 0

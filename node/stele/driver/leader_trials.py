@@ -35,7 +35,7 @@ lead. Each further time it is twice as long, up to the second."""
 LOADS_EVERY_MS = 10_000
 """How often a driver looks whether leaders should move for their load."""
 LOADS_REST_MS = 30_000
-"""How long none moves for its load after a driver began, or has moved a leader. Loads are told again meanwhile."""
+"""How long a driver moves no leaders for load after it began or moved a leader. Nodes report new loads in that time."""
 CALM_MS, CALM_MAX_MS = 120_000, 600_000
 """How long a leader that moved does not move again for its load. Loads go up and down. Each further time it is twice as long, up to
 the second."""

@@ -27,7 +27,7 @@ def unrest(judged: Judgements, steps: Sequence[Step], view: ClusterView, policy:
 
     Something heals, is new, does not answer, or goes first because somebody placed it by hand."""
     if not view.settled:
-        return "the leader master has not heard from all nodes yet"
+        return "the leading master has not heard from all nodes yet"
     tablet = view.tablet(min(judged.young)) if judged.young else None
     if tablet is not None:
         return f"tablet {tablet.tablet_id[:8]} of {tablet.table_name} is being created"
@@ -66,7 +66,7 @@ def no_longer_wanted(s: Situation) -> str:
     source = s.member(intent.replaces_replica)
     leaves = source is not None and source.peer.node_id in hand.avoided
     if intent.kind == MOVE_BY_HAND and intent.target_node not in hand.pinned and not leaves:
-        return "what was asked for by hand was taken back"
+        return "the placement by hand was released"
     if s.joining is None and s.spare <= 0 and any(not m.live for m in s.voters):
         # A heal begins with a witness, which restores the tolerance before any rows are copied.
         return "a voter was lost meanwhile, and its heal goes first"

@@ -63,7 +63,7 @@ def plan(
     """
     if not view.settled:
         return (
-            Blocked(TabletId(""), -1, "the leader master has not heard from all nodes yet", "NotSettled"),
+            Blocked(TabletId(""), -1, "the leading master has not heard from all nodes yet", "NotSettled"),
         )
     known = known or Known()
     with known.lock:
@@ -89,8 +89,8 @@ def _plan(view: ClusterView, policy: Policy, trials: Trials, known: Known) -> tu
 class _Planner:
     """One pass. It counts the copies and the replicas per node that it has planned itself.
 
-    No check finds a step for a quiet tablet (`is_quiet`), so only the others are looked at. Of these `kept` has the steps
-    that no change could have altered.
+    A quiet tablet (`is_quiet`) needs no step, so it is skipped. For the others `kept` has the steps of earlier passes that are
+    still valid.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class _Planner:
     def not_heard(self, s: Situation) -> Step | None:
         """Wait for members of unknown state.
 
-        A new leader master must not treat a node as dead or returned before it has heard it. A replica that
+        A new leading master must not treat a node as dead or returned before it has heard it. A replica that
         had FAILED is unknown until its restarted node has reported it.
         """
         unheard = [m for m in s.members if m.unheard]
@@ -177,7 +177,7 @@ class _Planner:
             why = f"{untold} had FAILED; its node was restarted and has not reported it yet"
         else:
             names = ", ".join(m.name for m in unheard)
-            why = f"the leader master is new and has not heard of {names} yet"
+            why = f"the leading master is new and has not heard of {names} yet"
         return blocked(s, "NotHeard", why)
 
     def lost_majority(self, s: Situation) -> Step | None:

@@ -65,14 +65,14 @@ class Policy:
 _DEAD_AFTER_MIN_MS = 3_000
 """Three heartbeats."""
 HOLDERS_MAX, AWAY_MAX = 16, 256
-"""The most holders of the budget that the catalog names, and most nodes that they have away."""
+"""The most holders of the budget, and the most absent nodes, that the catalog names."""
 TIME_MAX_MS = 100 * 365 * 86_400_000
 """The longest time in a policy: a hundred years."""
 
 
 @dataclass(frozen=True, slots=True)
 class StandingPolicy:
-    """The part of a policy that the catalog keeps. The leader master drives by it while no driver is heard.
+    """The part of a policy that the catalog keeps. The leading master drives by it while no driver is heard.
 
     `drive_after_ms`: the silence of all drivers after which it begins; 0: it never does. `owner`: who set
     it, for people. `held`: why no driver may work now, as the cluster hibernates; "": one may. `holding`, `waiting`:

@@ -168,7 +168,7 @@ def _as(tablet: TabletView, replica_id: int, member_type: MemberType) -> TabletV
 
 
 def _led(tablet: TabletView, view: ClusterView) -> TabletView:
-    """The tablet with another leader, if the one that it had votes no more."""
+    """The tablet with another leader, if its leader is no longer a voter."""
     leader = tablet.leader
     if not tablet.leader_node or (leader is not None and leader.votes):
         return tablet

@@ -11,7 +11,7 @@ A move of a tablet with the size s (in mean replicas) from a to b lessens it by 
 
 The last s is multiplied by 1.5, so that small changes of sizes move nothing back. No move reduces the spread
 of a tablet over zones. Each move lessens a sum that cannot fall below zero, so there is always an end. Of all
-moves the one that lessens it most is chosen: a smaller one first may have to be taken back later. Of several alike, the one
+moves the one that lowers it most is chosen, because a smaller one might have to be undone later. Of several alike, the one
 between machines that differ most. Nothing moves for machines alone, since the disks of nodes decide how much they hold.
 
 Invariant: it moves only tablets at rest, never two replicas onto one machine, only to nodes that may get

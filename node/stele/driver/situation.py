@@ -112,10 +112,12 @@ def unreached_ms(tablet: TabletView, view: ClusterView) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A peer and its state. `in_doubt`: it had FAILED, and its node was restarted. `answers`: its leader
-    does not report it as unreached; `unreached`: the leader has reported so for long. `active`: its node
-    keeps its replicas (not DRAINING), and it is not `leaving`: a move under way replaces it. `parked`: its node
-    may be away."""
+    """A peer and its state.
+
+    `in_doubt`: it had FAILED, and its node was restarted since. `answers`: its leader does not report it as unreached.
+    `unreached`: its leader has reported that for a long time. `active`: its node is not DRAINING, and it is not `leaving`.
+    `leaving`: a move under way replaces it. `parked`: its node may be away.
+    """
 
     peer: Peer
     node: NodeView | None
@@ -137,7 +139,7 @@ class Member:
 
     @property
     def unheard(self) -> bool:
-        """Known neither as dead nor as alive. A new leader master has not heard the node yet, or the node has
+        """Known neither as dead nor as alive. A new leading master has not heard the node yet, or the node has
         not reported the replica since its start."""
         if self.dead:
             return False

@@ -51,7 +51,7 @@ TAKE, BEGIN, MOVE = "take", "begin", "move"
 class Slots:
     """Counts the copies that run and those that this plan begins.
 
-    `uses`: those of all tablets, as if each promotion came in time. `late`: the tablets whose do not, as `trials` has it.
+    `uses`: those of all tablets, as if each promotion came in time. `late`: the tablets whose promotion is late (see `trials`).
     """
 
     def __init__(

@@ -10,7 +10,7 @@ import asyncio
 
 
 class Turns:
-    """The tasks that share one object wait for each other."""
+    """Lets tasks that share one object run one after the other."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()

@@ -1,7 +1,7 @@
 """A driver's view of a cluster, as immutable values. Used by planner and executor; reads no clock, opens
 nothing.
 
-Invariant: a view is one moment as the leader master saw it, at most with newer reports of single replicas.
+Invariant: a view is one moment as the leading master saw it, at most with newer reports of single replicas.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stele.model.ids import CATALOG_TABLET_ID, OPID_NONE, NodeId, OpId, ReplicaI
 LEADERLESS_MS = 30_000
 """A member that is being opened, or knows no leader, for longer than this does not count as live."""
 DROPPED_MARK = " (dropped)"
-"""Ends the table's name in views while the table is dropped and can be taken back."""
+"""Ends the table's name in views while the table is dropped and can be recalled."""
 
 
 class NodeState(IntEnum):
@@ -70,7 +70,7 @@ class DataState(IntEnum):
 class NodeView:
     """A node or a master.
 
-    `heartbeat_age_ms`: since the leader master last heard it, or began to lead. `formed`: the catalog knows
+    `heartbeat_age_ms`: since the leading master last heard it, or began to lead. `formed`: the catalog knows
     that its volume is formatted, so no other volume is formatted under its id. `disk_low`: it reports that it
     refuses writes because space runs out. `clock_ahead_us`: how far its clock is ahead of most clocks, by its
     own last report; 0 if unknown. `given_up`: it is DRAINING only because it was silent. `wanted`: None if
@@ -99,7 +99,7 @@ class NodeView:
     wanted_reason: str = ""
     wanted_left_ms: int = 0
     load: int | None = None
-    """What clients ask of its leaders a second; None: its version does not count."""
+    """The requests of clients per second at its leaders; None: its release does not count them."""
 
     @property
     def asked(self) -> Wanted:
@@ -164,7 +164,7 @@ class ReplicaView:
     unreached_ms: Mapping[ReplicaId, int] = field(default_factory=lambda: NOBODY, hash=False)
     """Leader only: peers that do not answer it, and for how long."""
     load: int = 0
-    """What clients ask of it a second, while it leads and for a minute after."""
+    """The requests of clients per second, while it leads and for a minute after."""
 
     @property
     def waits(self) -> bool:
@@ -218,7 +218,7 @@ class TabletView:
 
     @property
     def of_dropped_table(self) -> bool:
-        """Whether its table was dropped and can be taken back. Masters tell this by the name alone."""
+        """Whether its table was dropped and can be recalled. Masters tell this by the name alone."""
         return self.table_name.endswith(DROPPED_MARK)
 
     @property
@@ -366,7 +366,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """The cluster at one moment. `settled`: the leader master has heard all nodes that it can expect to
+    """The cluster at one moment. `settled`: the leading master has heard all nodes that it can expect to
     hear. `tablets`: kept as `Tablets`, whatever they were given as."""
 
     nodes: tuple[NodeView, ...]

@@ -43,7 +43,7 @@ _DATA_STATES = {int(s): s for s in DataState}
 
 
 def view_from_pb(pb: master_pb2.GetClusterViewResponse) -> ClusterView:
-    """The cluster as the leader master sees it. Raises `Rejected` for bad identifiers or member types."""
+    """The cluster as the leading master sees it. Raises `Rejected` for bad identifiers or member types."""
     return ClusterView(
         nodes=tuple(node_from_pb(n) for n in pb.nodes),
         tablets=tuple(tablet_from_pb(t) for t in pb.tablets),

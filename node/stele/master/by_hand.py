@@ -1,4 +1,4 @@
-"""An administrator's changes to one tablet's replicas: move, add, remove, take back. Called by service.py on
+"""An administrator's changes to one tablet's replicas: move, add, remove, release. Called by service.py on
 the leader.
 
 Writes the tablet's row only; a driver carries it out. Invariant: no request is recorded that would put two
@@ -188,8 +188,8 @@ class _Asked:
             other = lead.catalog.nodes.get(peer.node_id)
             if other is not None and _machine(other) == _machine(node):
                 raise Rejected(
-                    f"node {name} is on machine {_machine(node)}, as replica {peer.replica_id} of "
-                    f"{self._what} is; two replicas never share a machine"
+                    f"node {name} is on machine {_machine(node)}, which already has replica {peer.replica_id} of "
+                    f"{self._what}; choose a node on another machine"
                 )
         if not node.formed or not lead.is_alive(node):
             raise Retryable(

@@ -42,7 +42,7 @@ CURRENT_TABLETS = ("PREPARING", "CREATING", "RUNNING")
 
 
 GONE_TABLES = ("DROPPED", "REMOVED")
-"""States of tables that have no name and serve nobody. DROPPED ones can be taken back."""
+"""States of tables that have no name and serve nobody. DROPPED ones can be recalled."""
 
 
 def _digest_of(drops: Mapping[str, str]) -> int:
@@ -199,7 +199,7 @@ class Catalog:
 
     @property
     def cluster_version(self) -> int:
-        """The finalized cluster version; before the first rows are written, the first one."""
+        """The finalized cluster version; before the catalog has rows, the first version."""
         return self.cluster.cluster_version if self.cluster is not None else FIRST_CLUSTER_VERSION
 
     @property

@@ -18,12 +18,12 @@ TABLETS_MAX = 16
 
 
 def chosen_tablets(nodes: int) -> int:
-    """The number of tablets on a cluster with so many nodes."""
+    """The number of tablets of a new table on a cluster of `nodes` nodes."""
     return max(1, min(nodes // NODES_PER_TABLET, TABLETS_MAX))
 
 
 def chosen_partitioning(schema: Schema, nodes: int) -> PartitionSchema:
-    """One tablet, or several by the hash of the whole key. One, too, where the key cannot be hashed."""
+    """Several tablets by the hash of the whole key; one if there are few nodes, or if the key cannot be hashed."""
     count = chosen_tablets(nodes)
     if count == 1:
         return PartitionSchema()

@@ -79,7 +79,7 @@ class Scene:
     left_ms: Callable[[NodeRecord], int]
     """How long the wanted state of a node is still to last. Only the leader counts the time."""
     keep_left_ms: Callable[[TableRecord], int] = written_keep_left
-    """How long a dropped table can still be taken back. Only the leader counts the time."""
+    """How long a dropped table can still be recalled. Only the leader counts the time."""
 
     def config(self, row: TabletRecord) -> Configuration:
         """The newest committed configuration known of a tablet."""

@@ -1,4 +1,4 @@
-"""Drops tables so that they can be taken back, takes them back, and deletes them once their time is over.
+"""Drops tables so that they can be recalled, recalls them, and deletes them once their time is over.
 
 Called by service.py and background.py on the leader. A DROPPED table has no name and serves nobody. Its
 tablets stay as they are, so drivers heal, move and count them as any others. Nodes refuse clients' requests

@@ -1,4 +1,4 @@
-"""The state that only the leader master has: locks, running operations, and how a batch is committed.
+"""The state that only the leading master has: locks, running operations, and how a batch is committed.
 
 Made when a master leads and knows everything acknowledged before; discarded when it stops leading. Invariant:
 an operation runs until its outcome is known, also if its caller stops waiting. Only then are its locks
@@ -190,7 +190,7 @@ class Leadership:
         return max(0, node.left_ms - (self.now_ms() - since_ms)) if node.left_ms else 0
 
     def keep_left_ms(self, table: TableRecord) -> int:
-        """How long a dropped table can still be taken back; 0: its time is over."""
+        """How long a dropped table can still be recalled; 0: its time is over."""
         until_ms = self.kept_until_ms.setdefault(table.table_id, self.began_ms + table.keep_ms)
         return max(0, until_ms - self.now_ms())
 

@@ -66,9 +66,9 @@ class LastStart(NamedTuple):
 @dataclass(slots=True)
 class NodeLife:
     """One node as this master hears it. `heard`: it was heard since this master took its present role.
-    `full`: it has told all replicas of this incarnation. `tablets`: those with a report of it.
+    `full`: it has reported all its replicas since it started. `tablets`: those with a report of it.
 
-    `load`: what clients ask of its leaders a second; None: it does not count. `dropped_digest`: names the dropped tables that it serves to nobody. `wall_base_us`: its wall clock minus this
+    `load`: requests of clients per second at its leaders; None: it does not count them. `dropped_digest`: names the dropped tables that it serves to nobody. `wall_base_us`: its wall clock minus this
     master's monotonic clock. `wall_ahead_us`: how far it says that it is ahead of most clocks. `last_start`: its newest vetted start. `registered`: the same for the catalog,
     from registration and each RECORD_MS. `proven`: a process at the start's address has confirmed it
     (starts.py). Claims of an unproven start are not used to judge other starts.

@@ -193,7 +193,7 @@ class Master:
         return self.log.is_leader and self.log.term == term and self._follows()
 
     def _follows(self) -> bool:
-        """Whether there is a key space and the memory follows it."""
+        """Whether the catalog in memory follows the key space that the log has now."""
         following = self._following
         return following is not None and following.complete and following.key_space is self.log.key_space
 

@@ -35,7 +35,7 @@ class CatalogLog(Protocol):
         """The node that leads, as far as known; "" if none."""
 
     async def fresh(self, max_age_ms: int) -> bool:
-        """Whether a follower has applied all that was acknowledged so long ago. It asks its leader if it must."""
+        """Whether a follower has applied all that was acknowledged until this long ago. It asks its leader if it must."""
 
     @property
     def committed_config(self) -> Configuration:

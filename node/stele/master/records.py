@@ -56,7 +56,7 @@ CLUSTER_KEY = b"cluster"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Common part of all records. `surplus`: values of fields that only a later program knows."""
+    """Common part of all records. `surplus`: values of fields that only a later release knows."""
 
     surplus: tuple[Any, ...] = field(default=(), compare=False, repr=False, kw_only=True)
     stored: bytes | None = field(default=None, init=False, compare=False, repr=False)
@@ -211,9 +211,11 @@ class NodeRecord(Row):
 
     @property
     def asked(self) -> str:
-        """The state that somebody wants for it. IN_SERVICE. DRAINED: it keeps its place. PARKED: it may be
-        away, and keeps its replicas. FENCED: as PARKED, and it serves nobody. RETIRED: it drains, and then is
-        gone for good."""
+        """The state that somebody wants for it.
+
+        IN_SERVICE: it serves. DRAINED: it has no leaders and replicas, but keeps its place. PARKED: it may be away, and
+        keeps its replicas. FENCED: as PARKED, and it serves nobody. RETIRED: it drains, and then is gone for good.
+        """
         if self.state == "ACTIVE":
             return self.wanted if self.wanted in KEPT and self.left_ms else "IN_SERVICE"
         if self.state == "DRAINING":
@@ -416,7 +418,7 @@ def key_of(record: Row) -> bytes:
 
 
 def encode(record: Row) -> bytes:
-    """The bytes of a record's row. Values from a later program come last."""
+    """The bytes of a record's row. Values from a later release come last."""
     values = [_plain(getattr(record, name)) for name, _ in _FIELDS[type(record)]]
     values += record.surplus
     return (
@@ -444,7 +446,7 @@ def decode(kind: type[R], data: bytes) -> R:
     """The record of a row.
 
     Raises:
-        Rejected: UNSUPPORTED_VERSION, a version or value that only a later program knows.
+        Rejected: UNSUPPORTED_VERSION, a version or value that only a later release knows.
         Corrupt: the bytes are not a row.
     """
     version = data[0] if data else 0
@@ -464,7 +466,7 @@ def decode(kind: type[R], data: bytes) -> R:
         known = {name: convert(value) for (name, convert), value in zip(fields, values, strict=False)}
         record = kind(**known, surplus=tuple(values[len(fields) :]))
     except (ValueError, TypeError) as exc:
-        raise _later(kind, f"values that this program does not know ({exc})") from exc
+        raise _later(kind, f"it has values that this release does not know ({exc})") from exc
     object.__setattr__(record, "stored", data)  # the class is frozen
     return record
 

@@ -117,8 +117,8 @@ def _repeats(
 def _check_tablet(row: TabletRecord) -> None:
     if row.tablet_id == CATALOG_TABLET_ID:
         raise Rejected(
-            "the catalog is recovered with its master stopped: `stele local cmeta rewrite` on the volume of the most "
-            "advanced master"
+            "this call cannot recover the catalog; stop the masters, and run `stele local cmeta rewrite` on the volume of "
+            "the most advanced one"
         )
     if row.state != "RUNNING":
         raise Rejected(f"tablet {row.tablet_id[:8]} is {row.state}; only a RUNNING one can be recovered")
@@ -136,7 +136,7 @@ def refuse_majority(lead: Leadership, row: TabletRecord) -> None:
             replicas = ", ".join(str(p.replica_id) for p in heard)
             raise Rejected(
                 f"tablet {row.tablet_id[:8]}: {len(heard)} of {len(config.voters)} voters are heard (replicas {replicas}), which is "
-                "a majority: nothing is lost, and it is not recovered by force",
+                "a majority: the tablet works without a forced recovery, so none is made",
                 code=Code.UNSAFE_CHANGE,
             )
 

@@ -85,7 +85,7 @@ def reranged(lead: Leadership, table: TableRecord, steps: Sequence[RangeStep]) -
 def check_new_tablets(
     lead: Leadership, table: TableRecord, tablets: int, batch: Sequence[KeyOperation]
 ) -> None:
-    """Refuse so many new tablets of a table if there is no place for them.
+    """Refuse this number of new tablets of a table if there is no place for them.
 
     Raises:
         Rejected: INVALID_ARGUMENT: too few machines, or too many replicas on them; TOO_LARGE.

@@ -275,7 +275,7 @@ class MasterService(MasterServiceServicer):
         return pb.DeleteTableResponse(unreached=unreached, tablets_left=left)
 
     async def DropTable(self, request: pb.DropTableRequest, context: Any) -> pb.DropTableResponse:
-        """Take a table out of service so that it can be taken back. Then wait for the nodes to serve it to nobody."""
+        """Take a table out of service so that it can be recalled. Then wait for the nodes to serve it to nobody."""
         lead = await self._master.confirmed_lead()
         table = await lead.do(dropping.drop_table(lead, request))
         waiting = dropping.wait_for_nodes(lead, table.table_id, request.wait_ms)
@@ -293,7 +293,7 @@ class MasterService(MasterServiceServicer):
     async def SetKeepDropped(
         self, request: pb.SetKeepDroppedRequest, context: Any
     ) -> pb.SetKeepDroppedResponse:
-        """Set how long dropped tables can be taken back."""
+        """Set how long dropped tables can be recalled."""
         lead = await self._master.confirmed_lead()
         return pb.SetKeepDroppedResponse(before_ms=await lead.do(dropping.set_keep_dropped(lead, request)))
 
@@ -412,7 +412,7 @@ class MasterService(MasterServiceServicer):
     async def SetDriverPolicy(
         self, request: pb.SetDriverPolicyRequest, context: Any
     ) -> pb.SetDriverPolicyResponse:
-        """Set the policy by which the leader master drives while no driver is heard."""
+        """Set the policy by which the leading master drives while no driver is heard."""
         lead = await self._master.confirmed_lead()
         await lead.do(standing_in.set_policy(lead, request.policy, request.epoch))
         return pb.SetDriverPolicyResponse()

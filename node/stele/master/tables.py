@@ -42,7 +42,7 @@ KINDS = {"table": "table", "keyspace": "key space"}
 """The kinds of table records, and their names in messages."""
 NAME_CHARS_MAX = 256
 DELETE_WAIT_MS_MAX = 2_000
-"""Shorter than a caller's timeout of one attempt."""
+"""The longest wait for a delete. It is shorter than the timeout of one attempt of a caller."""
 _ANSWERS_S = 0.005
 DEFAULT_BYTES_MAX = 4_096
 """The most bytes of a default's JSON. Each row without the column stores the default, so a small write could
@@ -259,7 +259,7 @@ def _check_defaults(table: TableRecord) -> None:
 
 
 def check_places(lead: Leadership, table: TableRecord, tablets: int, what: str) -> None:
-    """Refuse so many new tablets if the nodes would have too many replicas. `what`: "create" or "alter"."""
+    """Refuse this number of new tablets if the nodes would have too many replicas. `what`: "create" or "alter"."""
     wanted = tablets * table.replication_factor
     what = f"{what} table {table.name!r}: {wanted} more replicas"
     check_replicas(lead, wanted + wanted_replicas(lead.catalog), what, "use fewer partitions or add nodes")

@@ -52,7 +52,7 @@ def require_readers(lead: Leadership, version: int, what: str) -> None:
 
     Raises:
         Rejected: UNSUPPORTED_VERSION, with the members that lag.
-        Retryable: NOT_READY, a live member has not told what it runs.
+        Retryable: NOT_READY, a live member has not reported its version.
     """
     if lead.catalog.cluster_version >= version:
         return
@@ -98,7 +98,7 @@ async def finalize(lead: Leadership, request: master_pb2.FinalizeClusterVersionR
     asked = request.cluster_version or CLUSTER_VERSION
     if asked > CLUSTER_VERSION:
         raise Rejected(
-            f"cluster version {asked}: the leader master reads up to {CLUSTER_VERSION}; upgrade the masters first",
+            f"cluster version {asked}: the leading master reads up to {CLUSTER_VERSION}; upgrade the masters first",
             code=Code.UNSUPPORTED_VERSION,
         )
     async with lead.locks.hold(tables=(CLUSTER_LOCK,)):
@@ -132,15 +132,17 @@ def _members(lead: Leadership) -> Iterator[NodeRecord]:
 
 
 def _why_lagging(lead: Leadership, row: NodeRecord, version: int) -> str:
-    """Why a member keeps this version from being finalized; "" if it does not. Raises NOT_READY until it has told
-    what it runs."""
+    """Why a member keeps this version from being finalized; "" if it does not. Raises NOT_READY until it has
+    reported its version."""
     name = f"{row.role} {row.name or row.node_id[:8]}"
     if not lead.is_alive(row):
         return f"{name} is silent, so what it runs is not known; start it, or retire it"
     life = lead.liveness.nodes.get(row.node_id)
     registration = life.registration if life is not None else None
     if registration is None:
-        raise Retryable(f"{name} has not told this leader what it runs yet; try again", code=Code.NOT_READY)
+        raise Retryable(
+            f"{name} has not reported its version to this leader yet; try again", code=Code.NOT_READY
+        )
     newest = told(registration.cluster_version)
     if newest >= version:
         return ""

@@ -14,7 +14,7 @@ from stele.master.records import TableRecord
 VIEW_BYTES_MAX = 24 << 20
 """The most bytes of a view for tables, counted by `view_bytes`: some 14,000 tablets of three replicas.
 
-Views are told in pages, so no message bounds them. Masters and drivers hold them in memory, and a new driver reads all.
+Views are sent in pages, so the size of a message does not bound them. Masters and drivers hold them in memory, and a new driver reads all.
 Measured with 10,000 tablets: docs/performance.md.
 """
 ONE_MESSAGE_BYTES_MAX = 12 << 20

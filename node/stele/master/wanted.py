@@ -2,7 +2,7 @@
 background.py on the leader.
 
 What is wanted is kept apart from what is seen: a silent node may be wanted in service, and a live one parked.
-Everything but RETIRED can be taken back. The driver plans; this module only records what is wanted.
+Everything but RETIRED can be undone. The driver plans; this module only records what is wanted.
 
 Invariants: only the owner of a wanted state changes it, or an administrator who says `override`. Leaders'
 monotonic clocks count its time and write it to the row each minute. So a change of leaders lengthens it by a

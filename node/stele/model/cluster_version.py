@@ -14,7 +14,7 @@ CLUSTER_VERSION: Final = 2
 """The newest that this program reads and writes. It reads all before it, too. Raise it by one in the first change of a
 release that earlier programs would misread (docs/releasing.md)."""
 CHANGES: Final = {
-    2: "altered tables; ranges with gaps; nodes that are drained, parked or fenced; replicas placed by hand; changed replication factors and numbers of masters; dropped tables that can be taken back; more tablets than one message tells; owners, comments and history retention of tables; holds on their history; parts of jobs; leases of key spaces; leases of leaders; smaller column files",
+    2: "altered tables; ranges with gaps; nodes that are drained, parked or fenced; replicas placed by hand; changed replication factors and numbers of masters; dropped tables that can be recalled; more tablets than one message holds; owners, comments and history retention of tables; holds on their history; parts of jobs; leases of key spaces; leases of leaders; smaller column files",
 }
 """What each version after the first one allows."""
 LEADER_LEASES_VERSION: Final = 2

@@ -306,8 +306,7 @@ class Column:
         return self.array([value])[0]
 
     def default_fault(self) -> str:
-        """Why rows would get another value than the default's text says, as a message; "" if they get that
-        value.
+        """What is wrong with the default, as a message; "" if rows get exactly the value that its text says.
 
         The default must fit the type. Asked only for new tables: stored schemas are read as always, so that
         all replicas agree.

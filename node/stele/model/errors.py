@@ -77,7 +77,7 @@ class Advice(Enum):
     The command line has its own words (stele.cli.errors). {name}: what the error is about."""
 
     LIST_TABLES = "list_tables() shows the existing ones"
-    LIST_DROPPED = "dropped_tables() shows those that can be taken back"
+    LIST_DROPPED = "dropped_tables() shows those that can be recalled"
     CREATE_KEYSPACE = "create it with create_keyspace({name!r})"
     OPEN_TABLE = "open it with open_table({name!r})"
     OPEN_KEYSPACE = "open it with keyspace({name!r})"
@@ -224,12 +224,12 @@ _CORRUPT_BELOW = Code.INTERNAL
 
 
 def of_later_program(error: Exception) -> bool:
-    """Whether a file or message is whole, but has a version that only a later program knows."""
+    """Whether a file or message is whole, but has a version that only a later release knows."""
     return isinstance(error, SteleError) and error.code is Code.UNSUPPORTED_VERSION
 
 
 def unknown_here(what: str, number: object) -> SteleError:
-    """A Rejected (UNSUPPORTED_VERSION) for a number or name that only a later program knows. The bytes are
+    """A Rejected (UNSUPPORTED_VERSION) for a number or name that only a later release knows. The bytes are
     whole."""
     return Rejected(f"{what} {number} is unknown to this program; upgrade it", code=Code.UNSUPPORTED_VERSION)
 

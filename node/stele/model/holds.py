@@ -26,8 +26,8 @@ HOLDS_MAX = 16
 """The most holds of one tablet. It is a rule of applying, so it never changes."""
 NAME_CHARS_MAX = 64
 EXPIRES_MIN_MS, EXPIRES_MAX_MS = 1_000, 366 * 86_400_000
-"""The shortest and the longest life of a hold. Its holder renews it long before it ends; without that it ends
-within a year."""
+"""The shortest and the longest life of a hold. Its holder renews it long before it ends. Otherwise it
+ends within a year."""
 BYTES_MIN, BYTES_MAX = 1 << 20, 1 << 60
 BYTES_DEFAULT = 4 << 30
 """How many bytes of old versions a hold may keep in each replica of a tablet, unless it says otherwise."""
@@ -104,7 +104,7 @@ class HoldOrder:
         """The order in the body of an entry.
 
         Raises:
-            Rejected: UNSUPPORTED_VERSION: an action of a later program; INVALID_ARGUMENT: it is no order.
+            Rejected: UNSUPPORTED_VERSION: an action of a later release; INVALID_ARGUMENT: it is not an order.
         """
         try:
             word, name, since, expires_ms, bytes_max, why = parse_json(bytes(body))[:6]
@@ -231,9 +231,9 @@ def told_broken(hold: Hold) -> str:
 
 
 def too_costly(hold: Hold, cost: int, now_us: int) -> str:
-    """Why a hold is broken that keeps `cost` bytes."""
+    """The reason for breaking a hold that keeps `cost` bytes."""
     age = duration((now_us - physical_us(hold.since)) / 1e6)
     return cut(
-        f"at {utc(now_us)} it kept {byte_size(cost)} of old rows in one replica, for {age}, and its limit is {byte_size(hold.bytes_max)}",
+        f"at {utc(now_us)} it had kept {age} of history, with {byte_size(cost)} of old rows in one replica; its limit is {byte_size(hold.bytes_max)}",
         _WHY_CHARS_MAX,
     )

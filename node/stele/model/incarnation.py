@@ -4,8 +4,8 @@ One number of two parts: how many recoveries led to the history, and a random ma
 counts from what its author knows: the masters from the catalog, `stele local cmeta rewrite` from one volume.
 So two authors may reach the same count, and the mark keeps their histories apart. Imports nothing of ours.
 
-Invariant: no two recoveries give the same incarnation. A history of fewer recoveries never replaces another,
-nor does one of as many: what came first stays.
+Invariant: no two recoveries give the same incarnation. A history is replaced only by one with
+more recoveries. Of two with the same number, the first stays.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def is_newer(told: Version, known: Version) -> bool:
 
 
 def within_reach(told: int, own: int) -> bool:
-    """Whether `told` is so little ahead of `own` that it can be believed."""
+    """Whether `told` is at most RECOVERIES_AHEAD_MAX ahead of `own`, and so believable."""
     return recoveries(told) <= recoveries(own) + RECOVERIES_AHEAD_MAX
 
 
 def shown(incarnation: int) -> str:
-    """As text: the number of recoveries, and the mark in hex behind it: `1-09c35b02f7`; 0 alone is `0`."""
+    """As text: the number of recoveries, then the mark in hex: `1-09c35b02f7`; 0 alone is `0`."""
     if not incarnation:
         return "0"
     return f"{recoveries(incarnation)}-{incarnation & ((1 << MARK_BITS) - 1):010x}"

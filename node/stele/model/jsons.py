@@ -1,7 +1,7 @@
 """Parses JSON from others: files, rows, tickets, defaults. Opens nothing.
 
 Python's parser raises RecursionError for deep nesting and turns large numbers into infinities; callers expect
-neither. A value that it can just parse could not be written again from a deeper stack. Invariant: parsed
+neither. A limit on depth ensures that a parsed value can be written again, from any depth of the stack. Invariant: parsed
 numbers are finite, values are at most DEPTH_MAX deep, and every other fault is a ValueError.
 """
 

@@ -86,7 +86,7 @@ def lease_key(lease: int) -> bytes:
 
 
 def lease_of(operation: KeyOperation) -> int:
-    """The id that GRANT or REVOKE names. Raises Corrupt if it is none."""
+    """The id that GRANT or REVOKE names. Raises Corrupt if the value is not a time."""
     if len(operation.key) != _LEASE.size:
         raise Corrupt(f"a lease's id has {len(operation.key)} bytes; expected {_LEASE.size}")
     return int(_LEASE.unpack(operation.key)[0])
@@ -98,7 +98,7 @@ def grant(lease: int, ttl_ms: int) -> KeyOperation:
 
 
 def ttl_of(operation: KeyOperation) -> int:
-    """The time in ms that GRANT gives. Raises Corrupt if it is none."""
+    """The time in ms that GRANT gives. Raises Corrupt if the value is not a time."""
     if len(operation.value) != _LEASE.size:
         raise Corrupt(f"a lease's time has {len(operation.value)} bytes; expected {_LEASE.size}")
     return int(_LEASE.unpack(operation.value)[0])

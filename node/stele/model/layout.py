@@ -72,8 +72,8 @@ class Layout:
     """The 8-byte words at the front of a schema's blocks. Made by `layout_of`."""
 
     def __init__(self, schema: Schema, sample: bytes, places: tuple[int, int, int, int], body: int) -> None:
-        """`sample`: a block. `places`: the words of its body's length, its rows, its nodes and its buffers.
-        `body`: the byte at which its body begins."""
+        """`sample`: a block. `places`: where it has the length of its body, its rows, its nodes and its buffers, in
+        words. `body`: the byte at which its body begins."""
         self._arrow = schema.to_arrow()
         self._front = struct.Struct(f"<{body // 8}q")
         self._size, self._rows, self._nodes, word = places

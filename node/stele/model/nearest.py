@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable
 
 _WORD_CHARS_MAX = 200
-"""A bound on words, because difflib takes quadratic time."""
+"""The longest word compared: difflib takes quadratic time."""
 _PREFIX_CHARS_MIN = 5
 
 

@@ -222,7 +222,7 @@ def numbered(partitioning: PartitionSchema) -> list[tuple[int, Partition]]:
 
 
 def dropped_ordinals(before: PartitionSchema, now: PartitionSchema) -> frozenset[int]:
-    """The ordinals of partitions that are in `before`, and no more in `now`."""
+    """The ordinals of partitions that are in `before`, but not in `now`."""
     there = {ordinal for ordinal, _ in numbered(now)}
     return frozenset(ordinal for ordinal, _ in numbered(before) if ordinal not in there)
 
@@ -359,7 +359,7 @@ def may_be_outside(
     lower: bytes = b"",
     upper: bytes = b"",
 ) -> bool:
-    """Whether a row for which all predicates are true may be one that no range covers."""
+    """Whether a row that satisfies all predicates may lie outside all ranges."""
     ranged = partitioning.range
     if ranged is None or not ranged.has_gaps:
         return False

@@ -122,7 +122,7 @@ def value_of_text(given: Any, column_type: str) -> Any:
 
 
 def shown_bounds(start: bytes, end: bytes) -> str:
-    """A range for messages of programs that do not know its columns' values."""
+    """A range as text, by its encoded keys: for programs without the schema."""
     return f"[{start.hex() or '-∞'}, {end.hex() or '∞'})"
 
 
@@ -180,7 +180,9 @@ def with_steps(
         covered[bounds] = next_number
         next_number += 1
     if next_number > NUMBERS_MAX:
-        faults.append(f"the table had {NUMBERS_MAX} ranges in its life, and can get no more")
+        faults.append(
+            f"the table has had {NUMBERS_MAX} ranges in all, the most allowed, so none can be added; create a new table"
+        )
     if not faults and not covered:
         faults.append("no range would be left; add another one first, or delete the table")
     if faults:

@@ -34,7 +34,7 @@ _CHOICES_MAX = 1_024
 _COLUMNS_SHOWN = 20
 """The most columns that a schema's repr lists."""
 _PARSED_MAX = 256
-"""So many texts are parsed once, so that the tablets of a table share a schema and what is derived from it: 4 KB each."""
+"""The most parsed texts to keep, so that the tablets of a table share a schema and what is derived from it: 4 KB each."""
 _RESERVED_PREFIX = "__stele"
 _NO_KEY_TYPES = ("float", "double")
 
@@ -265,7 +265,7 @@ def _parsed(text: str) -> Schema:
         raise Rejected(f"schema: {exc!r}; the text is not a schema") from exc
     except Rejected as exc:
         raise Rejected(
-            f"{exc.args[0]}; a later program wrote this schema; upgrade this one",
+            f"{exc.args[0]}; a later release wrote this schema; upgrade this one",
             code=Code.UNSUPPORTED_VERSION,
         ) from exc
 

@@ -40,8 +40,7 @@ HEADER_BYTES_MAX = HEADER.size + _ATTEMPT.size
 VERSION = 1
 NO_CLIENT = bytes(16)
 WRITE_BYTES_MAX = 8 << 20
-"""The most bytes of header and body of one write. Clients refuse more before they send it; no leader accepts
-it."""
+"""The most bytes of header and body of one write. Clients do not send a larger one, and leaders refuse it."""
 _PLAIN = 1
 _OF_JOB = 2
 
@@ -148,7 +147,7 @@ def not_understood(header: WriteHeader, body: bytes | memoryview, why: SteleErro
     """The error that ends applying at a committed body which this program cannot read. `why`: the reason.
 
     It is not an outcome: the leader has read the body, and replicas with the leader's program applied it. If
-    the digest fits, a later program wrote the body (UNSUPPORTED_VERSION); otherwise it is damaged (Corrupt).
+    the digest fits, a later release wrote the body (UNSUPPORTED_VERSION); otherwise it is damaged (Corrupt).
     """
     if digest(body) != header.digest:
         return Corrupt(f"a committed write is damaged: {why.args[0]}; copy the replica from a peer")

@@ -101,7 +101,7 @@ def status_of(code: Code) -> grpc.StatusCode:
 
 
 def code_of(number: int) -> Code:
-    """The code for a number from the wire. A number that only a later program knows becomes the general code
+    """The code for a number from the wire. A number that only a later release knows becomes the general code
     of its range."""
     try:
         return Code(number)
@@ -111,7 +111,7 @@ def code_of(number: int) -> Code:
 
 def with_number(number: int, message: str) -> str:
     """The message. If this program does not know the code, the number is added."""
-    return message if number in _KNOWN else f"{message} (code {number}, which only a later program knows)"
+    return message if number in _KNOWN else f"{message} (code {number}, which only a later release knows)"
 
 
 def error_from(number: int, message: str, leader_hint: str = "", retry_after_ms: int = 0) -> SteleError:

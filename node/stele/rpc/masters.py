@@ -1,4 +1,4 @@
-"""Calls to the leader master. Used by clients, drivers and the operator. Keeps the list of masters and who
+"""Calls to the leading master. Used by clients, drivers and the operator. Keeps the list of masters and who
 may lead.
 
 An address may be a name with several addresses. Invariant: a call is retried in two cases only. The answer
@@ -115,7 +115,7 @@ class Masters:
         idempotent: bool = True,
         retry_when: Callable[[SteleError], bool] = lambda error: False,
     ) -> Any:
-        """Ask the leader master. Look for it within `timeout_s`, and ask all masters at most `rounds` times.
+        """Ask the leading master. Look for it within `timeout_s`, and ask all masters at most `rounds` times.
 
         `idempotent`: retry also if it is not known whether the call was done. `retry_when`: other errors to
         retry on.

@@ -23,7 +23,7 @@ WHOLE_BYTES_MAX = 128 << 20
 """A block is refused if its rows take more than this once they have all columns. 8,192 rows of the widest
 table without values fit. An Arrow array holds at most 2 GiB."""
 CHECKED_ROWS_MAX = 8_192
-"""The most rows in a block whose keys are looked up. Each may be refused, and its error is then kept for
+"""The most rows in a block whose keys must be looked up. Each may be refused, and the errors are kept for
 retries."""
 NULLS_MAX = 8_192
 """The most nulls of a block in columns that are not nullable. Their errors too are kept for retries."""

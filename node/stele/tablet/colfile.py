@@ -228,7 +228,7 @@ class ColumnFile:
     def _held(
         self, part: int, group: int, schema: pa.Schema, *, brief: bool = False, keep: bool = True
     ) -> decoding.Column:
-        """A part as an array, perhaps with a dictionary. It is kept for a while; with `keep` also if it takes memory."""
+        """A part as an array, which may have a dictionary. It is cached; a decompressed one only with `keep`."""
         kept = self._arrays.get((part, group))
         if kept is not None:
             return kept

@@ -36,7 +36,7 @@ _SIGN, _ALL = 1 << 63, (1 << 64) - 1
 
 
 def ordered(values: pa.Array) -> list[bytes]:
-    """Bytes that compare as these values do, of which none is null. There are none for NaN, as no value equals it."""
+    """Bytes that compare as these values do. None of the values may be null. There are none for NaN, as no value equals it."""
     if not len(values):
         return []
     if pa.types.is_floating(values.type):
@@ -199,7 +199,7 @@ def read(data: npt.NDArray[np.uint8], column: Column, rows: Sequence[int]) -> Bo
     for column_id, size in _HEAD.iter_unpack(raw[_HEAD.size : at]):
         if column_id == column.id:
             if at + size > len(raw):
-                raise ValueError(f"bounds of {size} bytes end behind their part")
+                raise ValueError(f"bounds of {size} bytes end after their part")
             return _block(data[at : at + size], column.arrow, rows)
         at += size
     return None

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stele.model.clock import physical_us
+from stele.model.clock import physical_us, utc
 from stele.model.errors import Code, Corrupt, Rejected, Retryable
 from stele.model.job import Attempt
 from stele.model.jsons import parse_json
@@ -153,9 +153,9 @@ class Jobs:
                     timestamp,
                     code=Code.JOB_TOO_OLD,
                     message=(
-                        f"job made at {attempt.made_us} µs: this tablet has forgotten jobs made up to "
-                        f"{self._mark_us} µs, so which rows an earlier attempt wrote is not known; run the job again as "
-                        "a new one; if that is refused too, the clock of the machine that made it is late"
+                        f"the job was made at {utc(attempt.made_us)}; this tablet no longer knows which rows such a job "
+                        f"wrote, because it has forgotten all made up to {utc(self._mark_us)}; run it again as a new "
+                        "job; if that is refused too, set the clock of the machine that makes the job"
                     ),
                 )
             job = _Job(attempt.made_us, timestamp, 0)
@@ -199,7 +199,7 @@ class Jobs:
     def frozen(self) -> Any:
         """A copy that later entries do not change, for `encode` in another thread. A flush begins.
 
-        Entries behind it may be applied again after a crash, so what they looked up stays until `flushed`."""
+        Entries after it may be applied again after a crash, so what they looked up stays until `flushed`."""
         self._leaving, self._late = min(self._leaving, self._late), NEVER
         return self._copy()
 

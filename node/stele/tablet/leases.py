@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 import xxhash
 
 LEASES_MAX = 10_000
-"""The most leases of a key space. It is part of what entries do, so it must never change."""
+"""The most leases of a key space. The outcome of entries depends on it, so it must never change."""
 LEASE_KEYS_MAX = 1_000
 """The most keys of a lease: they all end in one step. It must never change either."""
 _DIGESTED = struct.Struct("<QQ")

@@ -159,7 +159,7 @@ class StateMachine(Protocol):
         Raises:
             InvariantViolation: the entry is not the next one.
             Corrupt: its payload is not what a leader proposed, or a needed file is damaged.
-            Rejected: UNSUPPORTED_VERSION: a later program proposed it, or wrote a needed file.
+            Rejected: UNSUPPORTED_VERSION: a later release proposed it, or wrote a needed file.
         """
 
     def should_flush(self) -> bool:

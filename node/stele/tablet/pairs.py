@@ -32,7 +32,7 @@ def size_of(key: bytes, value: bytes) -> int:
 
 
 def packed(key: bytes, pair: Pair) -> bytes:
-    """A pair as bytes, for files and checksums. Without a lease they are those of release 0.1.0."""
+    """A pair as bytes, for files and checksums. A pair without a lease has the same bytes as in release 0.1.0."""
     value, index, lease = pair
     if lease:
         return packed_with_lease(key, pair)

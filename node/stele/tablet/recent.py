@@ -3,7 +3,7 @@
 A revision is the log index of a committed change, so it is the same on all replicas and after a restart. Revisions rise,
 with gaps. What is kept is bounded by count and bytes. A replica that starts keeps what it applies from its last flush on.
 
-Invariant: every change behind `start` is here, in order, and those of one write are together.
+Invariant: every change after `start` is here, in order, and those of one write are together.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BYTES_MAX = 4 << 20
 """The most bytes that are kept: keys and values, with 256 more for each key. The newest write is kept whatever its size."""
 _TIMES_MAX = 1_024
 _NEW_MAX = 16
-"""So many of the newest writes are looked for from the end."""
+"""A search begins with this many of the newest writes, from the end."""
 _revision = attrgetter("revision")
 
 Change = tuple[bytes, bytes | None]
@@ -55,7 +55,7 @@ class Reader(Protocol):
 
 
 class Recent:
-    """The changes behind revision `start`. What `reader` has not taken yet is kept, whatever the bounds."""
+    """The changes after revision `start`. What `reader` has not taken yet is kept, whatever the bounds."""
 
     def __init__(self, start: int, *, writes_max: int = WRITES_MAX, bytes_max: int = BYTES_MAX) -> None:
         self.start = start
@@ -79,7 +79,7 @@ class Recent:
             self.reader.written()
 
     def trim(self) -> None:
-        """Drop the oldest writes above the bounds, unless the reader lacks them. It takes them in its next turn."""
+        """Drop the oldest writes above the bounds, but none that the reader has not taken yet."""
         taken = math.inf if self.reader is None else self.reader.read_to
         while len(self._writes) > 1 and (
             len(self._writes) > self._writes_max or self._bytes > self._bytes_max

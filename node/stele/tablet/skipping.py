@@ -83,7 +83,7 @@ def _may_hold(predicate: Predicate, schema: Schema) -> _MayHold:
 
 
 def _reaches(bounds: Bounds, group: int, lowest: bytes | None, below: bytes | None) -> bool:
-    """Whether a value can be at or above `lowest`, and `below` that one; None: anything."""
+    """Whether the group can hold a value in [lowest, below). None: no bound on that side."""
     lower, upper = bounds.ends(group)
     return (
         bounds.has_value(group)
@@ -100,7 +100,7 @@ def _has_one(bounds: Bounds, group: int, values: Sequence[bytes]) -> bool:
 
 
 Needed = list[tuple[Source, list[tuple[int, bool]]]]
-"""Sources, newest first, with the groups to read of each; and whether rows in them can be wanted."""
+"""The groups to read of each source, newest source first. For each group: whether it can hold wanted rows."""
 
 
 def needed(sources: Sequence[Source], low: bytes, high: bytes, wanted: Wanted) -> Needed:

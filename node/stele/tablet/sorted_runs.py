@@ -25,7 +25,7 @@ RUN_BYTES_MAX = 512 << 20
 """The most bytes of a run that a merge makes, plus one row. A run is held in memory, and an Arrow array holds
 at most 2 GiB."""
 _FEW_BYTES = 16 << 20
-"""Up to this many bytes are joined whole before rows are taken from them."""
+"""Up to this many bytes of runs are joined whole. From more, only the wanted rows are copied."""
 
 
 @dataclass(slots=True)

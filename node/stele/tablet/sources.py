@@ -149,7 +149,7 @@ def pieces(sources: Sequence[Source], lower: bytes, upper: bytes) -> list[tuple[
 def reads(sources: Sequence[Source], ranges: Sequence[KeyRange]) -> list[KeyRange]:
     """The ascending ranges in which these sources have groups. Neighbours are joined where that reads no more groups.
 
-    So many keys that lie in one group are read once."""
+    Keys in one group cost one read of it."""
     found: list[tuple[KeyRange, int]] = []
     for lower, upper in ranges:
         count = _groups(sources, lower, upper)

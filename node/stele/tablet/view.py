@@ -46,7 +46,7 @@ _SIGN_OF_LIFE = 32
 progress."""
 
 _MANY_KEYS = 32
-"""From so many keys on, looking for all together costs less than one by one."""
+"""From this many keys on, one search for all costs less than one for each."""
 
 _FEW_ROWS = 16
 """Up to this many rows of a group are read one by one. For more, its whole columns are decoded."""

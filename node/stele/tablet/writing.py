@@ -60,8 +60,9 @@ class Rows(Protocol):
         """(source, place, live) of the newest version of one key; None if there is none."""
 
     def written_at(self, keys: pa.BinaryArray, hashes: U64, times: U64) -> Mask:
-        """Which keys have a version, also a delete, from one of these hybrid times. They rise, and there is at least
-        one."""
+        """Which keys have a version (a row or a delete) with one of these hybrid times.
+
+        `times`: ascending, at least one."""
 
     def fetch(self, located: Located) -> pa.RecordBatch:
         """The rows at these places, with all columns, in this order."""
@@ -69,7 +70,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Rows to add. `deleted`: which are deletes; None: none. `size_bytes`: the bytes that they count.
+    """Rows to add. `deleted`: which are deletes; None: none. `size_bytes`: their size, as the memtable counts it.
 
     `keys`: a list for a small block; an encoded array or None for a big one."""
 

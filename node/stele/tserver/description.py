@@ -35,7 +35,7 @@ class NodeDescription:
             volume.record.fork_id,
         )
         self.start = secrets.randbits(64)
-        """Names this start to the masters alone: whoever knows it can speak for the node."""
+        """Identifies this start. It is sent to masters only, because whoever knows it can speak for the node."""
         self._address = options.advertised
         self._flight_address = ""
         self._http_port = options.http_port

@@ -1,7 +1,7 @@
 """Refuses orders of masters and drivers that a newer one has replaced. Owned by the node; asked by its services.
 
 An order of a master carries the catalog's (term, index); an order of a driver carries its claim's epoch.
-Heartbeats of the leader master carry the newest term and epoch. node.json keeps what must survive a restart.
+Heartbeats of the leading master carry the newest term and epoch. node.json keeps what must survive a restart.
 That is a term or an epoch when it rises, which is once per election or take-over. It is also the OpId of an
 order that erases a replica for good. Nothing else would be left to refuse a late order that makes the replica
 again.
@@ -51,7 +51,7 @@ class Fences:
         self._under_way: list[Order] = []
 
     def learned(self, term: int, epoch: int) -> None:
-        """Take the newest term and epoch from the leader master's answer to a heartbeat. A huge leap is
+        """Take the newest term and epoch from the leading master's answer to a heartbeat. A huge leap is
         followed in steps, one per heartbeat."""
         known = self._known
         known.term = max(known.term, min(term, known.term + TERM_JUMP_MAX, TERM_MAX))
@@ -95,7 +95,7 @@ class Fences:
             if opid < heard:
                 raise Rejected(
                     f"tablet {tablet_id[:8]}: this order is from catalog {opid}, but this node has heard of "
-                    f"{heard}; ask the leader master",
+                    f"{heard}; ask the leading master",
                     code=Code.STALE_EPOCH,
                 )
             _refuse_leap("catalog term", opid.term, self._known.term)

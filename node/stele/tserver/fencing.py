@@ -1,6 +1,6 @@
 """Fences this node when an administrator asks for it: it runs, but serves nobody. Called by the heartbeater.
 
-Owns the wanted state that the last leader master gave. The leaders here are handed over first; then no
+Owns the wanted state that the last leading master gave. The leaders here are handed over first; then no
 replica sends or answers anything (`Replicas.fence`). Invariant: it stays so through restarts, until a leader
 master says otherwise.
 """
@@ -35,7 +35,7 @@ class Fencing:
         replicas.fence(fenced)
 
     def told(self, fenced: bool, term: int) -> None:
-        """Take from the leader master of this term whether this node is to be fenced.
+        """Take from the leading master of this term whether this node is to be fenced.
 
         An earlier leader may not know it yet, so its word is ignored.
         """

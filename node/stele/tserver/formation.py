@@ -113,7 +113,7 @@ async def _can_listen(options: NodeOptions) -> None:
 
 
 async def _ask_masters(options: NodeOptions) -> tuple[bool, str]:
-    """Ask the leader master until it answers. Returns whether this node was seen with a formatted volume, and
+    """Ask the leading master until it answers. Returns whether this node was seen with a formatted volume, and
     the fork id."""
     # The node is not on record yet. So it calls like a client, without a node id.
     pool = ChannelPool(Identity(cluster_id=options.cluster_id, fork_id=options.fork_id or None))

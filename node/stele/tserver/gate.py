@@ -1,6 +1,6 @@
 """What a node refuses until its cluster's version is finalized, because members of the release before would misread it.
 
-Invariant: a node that has not heard a leader master since its start allows nothing new.
+Invariant: a node that has not heard a leading master since its start allows nothing new.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def require_version(present: int, needed: int, what: str) -> None:
     """
     if not present:
         raise Retryable(
-            f"{what}: this node has not heard a leader master since its start, so it does not know the cluster version; "
+            f"{what}: this node has not heard a leading master since its start, so it does not know the cluster version; "
             "try again",
             code=Code.NOT_READY,
         )

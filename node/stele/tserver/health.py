@@ -72,7 +72,7 @@ class NodeHealth:
             return f"{len(waiting)} replicas have not caught up"
         options = self._description.options
         if options.role == "node" and options.masters and not self._heartbeater.leader_heard:
-            return "no leader master has received this node's heartbeat yet"
+            return "no leading master has received this node's heartbeat yet"
         return ""
 
     def identity(self) -> Mapping[str, Any]:

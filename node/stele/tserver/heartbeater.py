@@ -101,12 +101,12 @@ class Heartbeater:
 
     @property
     def leader_heard(self) -> bool:
-        """Whether a leader master has answered this start."""
+        """Whether a leading master has answered this start."""
         return self._leader_heard
 
     @property
     def cluster_version(self) -> int:
-        """The finalized cluster version, as a leader master has told this start; 0: none has answered."""
+        """The finalized cluster version that a leading master has sent since this start; 0: none has answered."""
         return self._cluster_version
 
     @property

@@ -2,7 +2,7 @@
 
 Called by tablet_service.py and maintenance.py. The rules are in `stele.model.holds` and `stele.tablet.holding`.
 
-Invariants: an order is proposed only once a leader master has said that all members read it. A leader finds out by
+Invariants: an order is proposed only once a leading master has said that all members read it. A leader finds out by
 its clock and its files that a hold has expired, or costs too much. That changes nothing before it is an entry of the log.
 """
 

@@ -1,4 +1,4 @@
-"""The load of the leaders here: what clients ask of each a second. Fed by the services and scans; the heartbeats tell it.
+"""The load of the leaders here: the requests of clients per second at each. Fed by the services and scans; sent with heartbeats.
 
 One request counts 1, and each 4 KiB that it brings count 1 more. A key that is read counts 1. A scan counts 1 for each 16 KiB
 that it gives. On a leader's node each of these takes some 30 to 40 us of processor time. So loads are comparable, whatever the
@@ -7,7 +7,7 @@ clients do.
 The load is a mean that forgets half of itself in HALF_MS. A replica that no longer leads tells its last load for CARRIED_MS.
 Meanwhile its successor counts from 0, and masters take the higher one.
 
-Invariant: while clients ask nothing, nothing is told. A load is told again only when it has changed by a step.
+Invariant: while clients ask nothing, nothing is reported. A load is reported again only when it has changed by a step.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ HALF_MS = 20_000
 CARRIED_MS = 60_000
 """How long a replica that no longer leads tells its last load. Until then its successor has counted seven eighths of it."""
 STEP, STEP_MIN = 0.25, 5
-"""A load is told again when it differs by this part from what was told, and by this number."""
+"""A load is reported again when it differs from the last report by this share and by this number."""
 TOLD_MAX = 32
-"""The most loads that are told at once; those that changed most go first."""
+"""The most loads in one report; those that changed most go first."""
 _SIZE_SHIFT, _SCAN_SHIFT = 12, 14
 
 

@@ -37,7 +37,7 @@ from stele.tserver.wheel import Wheel
 log = structlog.get_logger("stele.tserver.leases")
 
 LOOK_S = 0.1
-"""Pause between two looks at leases. So much later than its time a lease may end."""
+"""Pause between two checks for expired leases. A lease may end this much after its time."""
 _SEARCH_S = 1.0
 """Pause between two searches for key spaces with leases that this node has come to lead."""
 ENDED_AT_ONCE = 200
@@ -50,8 +50,8 @@ TOLD_AT_ONCE = 1_000
 class _Term:
     """The leases of one key space while this node leads it in one term.
 
-    `ends_ms`: when each is over, by the node's clock; `ending`: those whose end is proposed. `look_ms`: none is over before.
-    `at_work`: whether those that are over are being ended."""
+    `ends_ms`: when each lease expires, by the node's clock; `ending`: those whose end is proposed. `look_ms`: when the first one
+    may expire. `at_work`: whether a task is ending expired ones."""
 
     __slots__ = ("_changes", "at_work", "ending", "ends_ms", "look_ms", "replica", "space", "term")
 
@@ -132,7 +132,7 @@ class LeaseKeeper:
     # --- for clients
 
     async def answer(self, replica: Replica, request: pb.KvRequest) -> pb.KvResponse:
-        """Confirm a sign of a lease's holder, or tell the leases. Raises what `keep` raises."""
+        """Keep a lease alive for its holder, or list leases. Raises what `keep` raises."""
         if request.op == pb.KV_LEASE_KEEP:
             ttl_ms = await self.keep(replica, request.lease, request.deadline_ms)
             return pb.KvResponse(leases=[pb.KvLeasePB(lease=request.lease, ttl_ms=ttl_ms, left_ms=ttl_ms)])

@@ -3,8 +3,8 @@ log's end.
 
 Called by maintenance. A few old entries may pin many segments; once written again, the segments can go.
 
-Invariant: no more is written again than was written anew meanwhile, plus HELD_BYTES. So a log that must keep
-most of its entries is not rewritten for ever.
+Invariant: the bytes written again are at most those of new entries in the same time, plus HELD_BYTES. So a log that
+must keep most of its entries is not rewritten for ever.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class LogSpace:
                 await self._move(pin, replica)
 
     def _earn(self) -> None:
-        """Raise the credit by what others have written: as much may be written again."""
+        """Add the bytes of new entries to the credit, which bounds how many old bytes may be written again."""
         others = self._node_log.stats.bytes_written - self._written_again_bytes
         if others > self._others_bytes:
             self._credit_bytes += others - self._others_bytes

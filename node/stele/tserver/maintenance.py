@@ -45,11 +45,11 @@ COLLECT_S = 5.0
 _CLOSE_S = 5.0
 """When the node stops: how long to wait until a finished merge is in use."""
 FLUSH_AGE_MS = 120_000
-"""A store is flushed this long after its first unflushed row. It waits longer if a flush writes much again,
-see REWRITTEN_BYTES."""
+"""A store is flushed this long after its first unflushed row. It waits longer if the flush would rewrite
+many bytes, see REWRITTEN_BYTES."""
 REWRITTEN_BYTES = 8 << 20
-"""A flush may have to write again what was flushed before. For each piece of this size, a store waits
-FLUSH_AGE_MS more."""
+"""A flush may have to rewrite earlier flushed bytes. A store waits FLUSH_AGE_MS longer for each piece of this
+size that it would rewrite."""
 QUIET_MS = 10_000
 """A store of more than QUIET_BYTES that was not written to for this long is flushed, so that an idle node
 uses little memory."""

@@ -74,7 +74,7 @@ class TabletManager:
         """Open what is on the volume, several at once. A damaged replica becomes FAILED; the others go on.
 
         Raises:
-            Rejected: UNSUPPORTED_VERSION, a later program wrote the files of one. OSError: the system lacks
+            Rejected: UNSUPPORTED_VERSION, a later release wrote the files of one. OSError: the system lacks
             the descriptors or memory to list the replicas.
         """
 

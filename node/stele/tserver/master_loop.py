@@ -27,8 +27,7 @@ from stele.tserver.wall_clock import WallClock
 log = structlog.get_logger("stele.tserver.heartbeat")
 
 REST_MAX_S = 15.0
-"""Longest pause between two tries at an address that rests. A new master under an old name is found this late
-at worst, if the leader does not name it."""
+"""Longest pause between retries of a master that does not answer. A replaced master is found this late at worst."""
 _COALESCE_S = 0.05
 _TIMEOUT_S = 2.0
 

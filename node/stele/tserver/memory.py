@@ -158,8 +158,8 @@ class StoreMemory:
         return self._bytes > bytes_max
 
     def _look(self, *, everything: bool = False) -> None:
-        """Look again at those that were awake, and at a part of those at rest, or all. What is at rest holds no more than at
-        the last look; a flush or its end makes it smaller."""
+        """Look again at those that were awake, and at a part of those at rest, or all. A replica at rest holds no more memory
+        than at the last look; a flush makes it smaller."""
         stirred = self._stirred()
         looks = {**self._unflushed, **stirred} if everything else {**self._part(), **stirred}
         by_key = self._replicas.by_key

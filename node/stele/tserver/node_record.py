@@ -31,7 +31,7 @@ _CHECKSUM = "crc32c"
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A leader master's list of dropped tables, whose replicas serve no clients; see stele.tserver.withdrawal.
+    """A leading master's list of dropped tables, whose replicas serve no clients; see stele.tserver.withdrawal.
 
     `digest`: how the leader names the list. `at`: the position in the catalog that the list stood for.
     """
@@ -54,7 +54,7 @@ class NodeRecord:
     formed: bool = True
     """False on a first master until its formation is confirmed."""
     masters: tuple[str, ...] = ()
-    """A leader master's newest list of addresses."""
+    """A leading master's newest list of addresses."""
     first_masters: tuple[tuple[str, str], ...] = ()
     """(node_id, address) in order; on a first master only."""
     catalog: OpId = OPID_NONE
@@ -80,7 +80,7 @@ class NodeRecord:
     """Ask the masters to accept that the log ends too early, until they have recorded what the newest such
     start reports."""
     fenced: bool = False
-    """The node serves nobody until a leader master ends it."""
+    """The node serves nobody until a leading master ends it."""
     rewritten: tuple[str, ...] = ()
     """When, and for which tablet, an administrator made the replica here the only voter; see
     stele.tserver.offline."""

@@ -102,7 +102,9 @@ def rewrite(directory: Path, tablet_id: str, now: str, owner: str) -> Configurat
 @contextmanager
 def _opened(directory: Path) -> Iterator[tuple[NodeRecord, Log]]:
     if not is_formatted(directory):
-        raise Rejected(f"--data-dir {directory}: no Stele volume is there", code=Code.NOT_FOUND)
+        raise Rejected(
+            f"--data-dir {directory}: no Stele volume is there; check the path", code=Code.NOT_FOUND
+        )
     fd = lock_directory(directory)
     try:
         record = read_record(directory)

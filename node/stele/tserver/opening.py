@@ -78,8 +78,8 @@ def _open_log(volume: Volume, options: NodeOptions, loop: asyncio.AbstractEventL
     """Blocks."""
 
     def dispatch(callbacks: list[Callable[[], None]]) -> None:
-        """Dispatch callbacks from the log's thread, once per sync. Syncs of the loop's own thread run theirs
-        directly."""
+        """Run callbacks on the event loop. Called by the log's thread after each sync. If the loop's own thread
+        syncs, the log calls them directly."""
         try:
             loop.call_soon_threadsafe(call_all, callbacks)
         except RuntimeError:  # the loop has closed: nobody waits for these any more

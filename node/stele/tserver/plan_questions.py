@@ -39,7 +39,7 @@ Tablets = Sequence[master_pb2.TabletLocationsPB]
 
 
 class PlanQuestions:
-    """Asks as a client does."""
+    """Asks masters and nodes what a plan needs, as a client does."""
 
     def __init__(self, pool: ChannelPool) -> None:
         self._pool = pool

@@ -1,6 +1,6 @@
 """Plans of scans for Flight clients: of whole tables as the masters describe them, of single tablets as this node has them.
 
-Every node and master answers. It asks the leader master as a client does, so it keeps nothing that could be old.
+Every node and master answers. It asks the leading master as a client does, so it keeps nothing that could be old.
 Invariant: all tickets of a plan are for one snapshot and one schema version, and name their cluster.
 """
 

@@ -191,7 +191,7 @@ class QuietGroups:
             shared.digest = (shared.digest + digest) & _U64
 
     def woken(self, key: StreamKey) -> None:
-        """A replica rests no more. Nothing happens if it did not rest."""
+        """A replica no longer rests. Nothing happens if it did not rest."""
         rest = self._resting.pop(key, None)
         if rest is None:
             return

@@ -108,7 +108,9 @@ async def point_read(
         async with asyncio.timeout_at(until):
             return await _guarded(replica, in_thread(in_a_thread))
     except TimeoutError:
-        raise Retryable("the node did not get to this read in time", code=Code.TIMED_OUT) from None
+        raise Retryable(
+            "the node was too busy to answer this read in time; try again", code=Code.TIMED_OUT
+        ) from None
 
 
 async def fresh_since(replica: Replica, request: tserver_pb2.ReadRequest | tserver_pb2.KvRequest) -> int:

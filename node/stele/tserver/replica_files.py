@@ -59,7 +59,7 @@ class ReplicaFiles:
         """All replicas on the volume, tombstones too. Directories that never came to hold a replica are removed.
 
         Raises:
-            Rejected: UNSUPPORTED_VERSION, a later program wrote a superblock.
+            Rejected: UNSUPPORTED_VERSION, a later release wrote a superblock.
             OSError: the system lacks the descriptors or memory to list them.
         """
         return await self._host.in_thread(self._scan)

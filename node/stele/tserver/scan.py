@@ -34,7 +34,7 @@ from stele.tserver.threads import on_loop
 
 _PLAN_TIMEOUT_S = 11.0
 _TOLD_UNITS = 64
-"""A scan's load is counted in parts of this size, since the event loop counts it."""
+"""A scan's load is passed to the event loop in portions of at least this many units, because each takes a turn of it."""
 Plan = Callable[[ScanCommand], Coroutine[Any, Any, Planned]]
 
 

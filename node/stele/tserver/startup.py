@@ -114,8 +114,8 @@ class Startup:
             log.warning("starting without the masters' answer on this volume", waited_s=ADMISSION_S)
 
     async def _be_admitted(self) -> None:
-        """Wait until the masters may rely on what this start reports, and a while longer if the volume was
-        taken back."""
+        """Wait until the masters admit this start, so that they may rely on its reports. Wait longer if an
+        administrator ordered a refused volume to be used again."""
         try:
             if not self._volume.new:
                 await self._admission.wait_admitted()

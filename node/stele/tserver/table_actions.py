@@ -1,6 +1,6 @@
 """The actions on tables that Flight clients may ask for: list, create, alter and drop. Bodies and results are JSON (docs/flight.md).
 
-Used by plans.py. Asks the leader master, which decides everything. Invariant: an action that is asked for twice because its
+Used by plans.py. Asks the leading master, which decides everything. Invariant: an action that is asked for twice because its
 answer was lost changes nothing twice.
 """
 
@@ -36,7 +36,7 @@ _OF_ALTER = ("table", "add", "drop", "rename", *_OPTIONAL)
 
 
 class TableActions:
-    """The actions of one node. `ask(method, request)` calls the leader master."""
+    """The actions of one node. `ask(method, request)` calls the leading master."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
@@ -165,7 +165,7 @@ class TableActions:
             await asyncio.sleep(_LOOK_S)
 
     async def _drop(self, body: Any) -> Answer:
-        """Drop a table so that it can be taken back."""
+        """Drop a table so that it can be recalled."""
         fields = Fields(body, ("table",))
         name = fields.text("table", required=True)
         fields.refuse_faults()

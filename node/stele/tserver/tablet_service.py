@@ -407,7 +407,7 @@ def attempt_of(request: pb.WriteRequest) -> Attempt | None:
         return None
     told = request.attempt
     if len(told.job) != 16:
-        raise Rejected(f"job of {len(told.job)} bytes; expected 16")
+        raise Rejected(f"the id of the job has {len(told.job)} bytes; expected 16")
     return Attempt(told.job, told.made_us, told.part, told.number)
 
 

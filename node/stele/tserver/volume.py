@@ -280,7 +280,9 @@ def refusal_of(directory: Path) -> str:
         Corrupt: its record is damaged.
     """
     if not is_formatted(directory):
-        raise Rejected(f"--data-dir {directory}: no Stele volume is there", code=Code.NOT_FOUND)
+        raise Rejected(
+            f"--data-dir {directory}: no Stele volume is there; check the path", code=Code.NOT_FOUND
+        )
     return read_record(directory).refused
 
 

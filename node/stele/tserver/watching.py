@@ -37,7 +37,7 @@ log = structlog.get_logger("stele.tserver.watching")
 WATCHES_MAX = 16_384
 """The most watches of a node. Each takes about 1 KB."""
 MARK_S = 2.0
-"""Pause between two marks: a quiet watcher is told up to where nothing has changed."""
+"""Pause between two marks: it tells a quiet watcher the revision up to which nothing changed for it."""
 WATCHES_OF_CLIENT_MAX = 1_000
 """The most watches of one client on one key space."""
 LENGTHS_MAX = 64
@@ -47,11 +47,11 @@ TURN_S = 0.002
 _LOOK_S = 0.05
 """Pause between two looks: whether this node still leads, and whether clients that were full read again."""
 _PUSHES_MAX = 100
-"""To so many watches a new write is pushed at once."""
+"""A new write is pushed at once to this many watches. The others get it one after the other."""
 _LOOKS_MAX = 10_000
-"""So many lookups are made for new writes in one turn."""
+"""The most lookups that one turn makes for new writes."""
 _LOOKS_AT_ONCE = 256
-"""So many changes are looked at for a watch that is behind, before another has its turn."""
+"""The most changes examined for a watch that is behind, before another has its turn."""
 _PUSH_BYTES = 1 << 20
 """No write is added to a message that would be larger."""
 _WRITE_BYTES_MAX = MESSAGE_BYTES_MAX - 1_024
@@ -157,13 +157,13 @@ class Feed:
             )
         if watch.prefix and len(watch.key) not in self._lengths and len(self._lengths) >= LENGTHS_MAX:
             raise Retryable(
-                f"the prefixes that are watched here have {LENGTHS_MAX} different lengths; watch one of those lengths, or keys",
+                f"the watched prefixes of this key space already have {LENGTHS_MAX} different lengths, the most allowed; watch single keys",
                 code=Code.THROTTLED,
             )
 
     def _compacted(self, revision: int, what: str) -> Rejected:
         return Rejected(
-            f"the watch cannot {what} behind revision {revision}: changes up to revision {self._recent.start} are no longer "
+            f"the watch after revision {revision} cannot {what}: changes up to revision {self._recent.start} are no longer "
             "kept; read all keys, and watch from that read's revision",
             code=Code.COMPACTED,
         )
@@ -264,7 +264,7 @@ class Feed:
                 self._fall_behind(watch, sent)
 
     def _fall_behind(self, watch: Watch, sent: int) -> None:
-        """It lacks the changes behind `sent`, and gets them one turn after the other."""
+        """It lacks the changes after `sent`, and gets them one turn after the other."""
         watch.behind, watch.sent = True, sent
         self._behind[watch] = None
         self._queue(watch)
@@ -346,7 +346,7 @@ class Feed:
         return True
 
     def mark(self) -> None:
-        """Tell all watches up to where they have everything, one turn after the other."""
+        """Send each watch the revision up to which it has all changes. A turn of the loop sends some of them."""
         for watch in self._watches.values():
             self._queue(watch)
 
@@ -387,7 +387,7 @@ class Watches:
                 feed.remove((sink, request.number))
             return pb.KvWatchResponse(number=request.number)
         if len(request.key) > KEY_BYTES_MAX:
-            raise Rejected(f"a watch of a key of {len(request.key)} bytes; at most {KEY_BYTES_MAX}")
+            raise Rejected(f"watch of a key of {len(request.key)} bytes; at most {KEY_BYTES_MAX} are allowed")
         self._check_room()
         replica = self._replicas.of_request(request.tablet_id)
         check_tablet(replica, "keyspace", request.tablet_incarnation)

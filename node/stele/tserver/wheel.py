@@ -1,4 +1,4 @@
-"""Whom a round of upkeep looks at, so that replicas at rest cost little.
+"""Chooses which replicas a round of upkeep looks at, so that replicas at rest cost little.
 
 It looks at those that were awake since its last turn, at those it keeps, and at the next part of all others.
 
@@ -16,7 +16,7 @@ from stele.model.ids import StreamKey
 from stele.tserver.replicas import Replicas
 
 PARTS = 12
-"""In so many turns, each replica is looked at once even if it rests all the time."""
+"""The number of turns in which each replica is looked at once, even if it rests all the time."""
 
 
 class Parts:
@@ -39,7 +39,7 @@ class Parts:
 
 
 class Wheel:
-    """The turns of one kind of round."""
+    """Chooses the replicas that each turn of one kind of round looks at."""
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
@@ -48,7 +48,7 @@ class Wheel:
         self._parts = Parts(replicas.keys)
 
     def turn(self) -> list[Replica]:
-        """Whom to look at now. Each is there once."""
+        """The replicas to look at now, each once."""
         due = {**self._kept, **dict.fromkeys(self._stirred()), **dict.fromkeys(self._parts.next())}
         self._kept = {}
         by_key = self._replicas.by_key

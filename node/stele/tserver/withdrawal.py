@@ -1,6 +1,6 @@
 """Carries out that tables were dropped: no replica of them here serves clients. Called by the heartbeater.
 
-Owns the list of such tables as the last leader master told it. The replicas run on: they vote, take entries and are
+Owns the list of such tables, as the last leading master sent it. The replicas run on: they vote, take entries and are
 copied. Invariant: the list stays through restarts, the masters are told of it only once it is on the volume, and no
 older list replaces it.
 """
@@ -49,7 +49,7 @@ class Withdrawal:
         return self._kept.digest
 
     def told(self, response: pb.TSHeartbeatResponse, then: Callable[[], None]) -> None:
-        """A leader master has answered. Calls `then()` once a new list is on the volume.
+        """A leading master has answered. Calls `then()` once a new list is on the volume.
 
         The answer of an earlier leader, or an earlier one of the same leader, changes nothing.
         """

@@ -266,7 +266,7 @@ class TabletBackupScheduleSpec(Model):
     )
     startingDeadline: Duration = Field(
         default="1h",
-        description="A backup that could not begin within this time is left out, and told as missed.",
+        description="A backup that could not begin within this time is left out, and reported as missed.",
     )
     fullEvery: Duration | None = Field(
         default=None,

@@ -213,5 +213,5 @@ class TabletGroupSpec(Model):
     )
     deletionPolicy: DeletionPolicy = Field(
         default=DeletionPolicy.RETAIN,
-        description="Retain: the table stays when this resource is deleted. Delete: it is dropped too, and can be taken back for a time with `stele table recall`.",
+        description="Retain: the table stays when this resource is deleted. Delete: it is dropped too, and can be recalled for a time with `stele table recall`.",
     )

@@ -209,7 +209,7 @@ class AlterTable(Base):
 
 @dataclass(frozen=True, slots=True)
 class DeleteTable(Base):
-    """Drop the table of a TabletGroup. `kept`: it can be taken back for a time; else it is deleted for good."""
+    """Drop the table of a TabletGroup. `kept`: it can be recalled for a time; else it is deleted for good."""
 
     event = "TableDeleted"
     group: str

@@ -61,7 +61,7 @@ def patience_s(o: Observation) -> float:
 def _heard(node: NodeView | None, patience: float = 0.0) -> bool:
     if node is None or node.heartbeat_age_ms >= max(SILENT_S, patience) * 1000:
         return False
-    # For a node that was never heard, silence counts from when the leader master began to lead.
+    # For a node that was never heard, silence counts from when the leading master began to lead.
     return node.ever_heard or patience > 0
 
 

@@ -42,7 +42,7 @@ class Leaving:
 
 
 def leaves(m: Member) -> bool:
-    """Whether the driver drains the member so that it retires. It can still be taken back."""
+    """Whether the driver drains the member so that it retires. It can still be recalled."""
     return (
         m.node is not None
         and m.node.state is NodeState.DRAINING

@@ -283,7 +283,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """The leader master's answer. `formed_nodes`: UUIDs of nodes that were once seen with a formatted
+    """The leading master's answer. `formed_nodes`: UUIDs of nodes that were once seen with a formatted
     volume. `names`: pod names by the UUIDs of their nodes; a registered node may have none."""
 
     view: ClusterView
@@ -313,7 +313,7 @@ class Catalog:
         return self._by_id.get(table_id)
 
     def is_dropped(self, tablet: TabletView) -> bool:
-        """Whether a tablet is of a table that was dropped and can be taken back. Such a table is in no list."""
+        """Whether a tablet is of a table that was dropped and can be recalled. Such a table is in no list."""
         return tablet.tablet_id != CATALOG_TABLET_ID and tablet.table_id not in self._by_id
 
     def table_named(self, name: str) -> Table | None:

@@ -40,7 +40,7 @@ from stele_operator.plan.rules import (
 )
 
 _KEEPS_DROPPED = 2
-"""The cluster version from which on a dropped table can be taken back."""
+"""The cluster version from which on a dropped table can be recalled."""
 _RETAINED = "deletionPolicy is Retain: its table stays"
 
 

@@ -532,7 +532,7 @@ class DropTableRequest(_message.Message):
     """or"""
     name: _builtins.str
     keep_ms: _builtins.int
-    """how long it can be taken back; 0: as long as the cluster's setting says"""
+    """how long it can be recalled; 0: as long as the cluster's setting says"""
     wait_ms: _builtins.int
     """how long to wait for nodes to stop serving it; 0: not at all"""
     drop_id: _builtins.bytes
@@ -643,7 +643,7 @@ class SetKeepDroppedRequest(_message.Message):
 
     KEEP_MS_FIELD_NUMBER: _builtins.int
     keep_ms: _builtins.int
-    """how long tables dropped from now on can be taken back, unless their drop says otherwise"""
+    """how long tables dropped from now on can be recalled, unless their drop says otherwise"""
     def __init__(
         self,
         *,
@@ -1236,7 +1236,7 @@ class TableInfoPB(_message.Message):
     dropped_us: _builtins.int
     """of a DROPPED one"""
     keep_left_ms: _builtins.int
-    """of a DROPPED one: how long it can still be taken back"""
+    """of a DROPPED one: how long it can still be recalled"""
     owner: _builtins.str
     """for people; no rights follow from it"""
     comment: _builtins.str
@@ -1304,7 +1304,7 @@ class ListTablesResponse(_message.Message):
     TABLES_FIELD_NUMBER: _builtins.int
     KEEP_DROPPED_MS_FIELD_NUMBER: _builtins.int
     keep_dropped_ms: _builtins.int
-    """the cluster's setting: how long dropped tables can be taken back"""
+    """the cluster's setting: how long dropped tables can be recalled"""
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableInfoPB]: ...
     def __init__(
@@ -2006,7 +2006,7 @@ Global___BudgetHolderPB: _TypeAlias = BudgetHolderPB  # noqa: Y015
 
 @_typing.final
 class DriverPolicyPB(_message.Message):
-    """What a driver may do. The leader master drives by it while no driver is heard."""
+    """What a driver may do. The leading master drives by it while no driver is heard."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2027,7 +2027,7 @@ class DriverPolicyPB(_message.Message):
     bytes_per_second: _builtins.int
     """of one copy; 0: unlimited"""
     drive_after_ms: _builtins.int
-    """silence of all drivers after which the leader master drives; 0: it never does"""
+    """silence of all drivers after which the leading master drives; 0: it never does"""
     owner: _builtins.str
     """who set it, for people; empty: nobody, these are defaults"""
     balance_leaders: _builtins.bool
@@ -2593,7 +2593,7 @@ class FinalizeClusterVersionRequest(_message.Message):
 
     CLUSTER_VERSION_FIELD_NUMBER: _builtins.int
     cluster_version: _builtins.int
-    """0: the newest of the leader master"""
+    """0: the newest of the leading master"""
     def __init__(
         self,
         *,

@@ -31,7 +31,7 @@ final class Alteration {
         body.put(remove.property(), "");
       } else {
         throw refused(
-            what + "columns can be added, dropped and renamed, and the table be renamed and have another comment; for ranges, "
+            what + "ALTER TABLE can add, drop and rename columns, rename the table and set its comment; for ranges, "
                 + "defaults and history use `stele table alter`, Python or a TabletGroup");
       }
     }
@@ -44,7 +44,7 @@ final class Alteration {
 
   private static String named(String what, String[] path) {
     if (path.length > 1) {
-      throw refused(what + "columns have no fields, but " + String.join(".", path) + " is one");
+      throw refused(what + String.join(".", path) + " is a field of a column; Stele's columns have no fields");
     }
     return path[0];
   }

@@ -100,7 +100,7 @@ final class Conditions {
     return value instanceof Double || value instanceof Float;
   }
 
-  /** A value as `where` has it; null if it has no way to say it exactly. */
+  /** A value in the syntax of `where`; null if it cannot express the value exactly. */
   private static String text(Object value) {
     if (value instanceof Boolean || value instanceof Long || value instanceof Integer || value instanceof Short
         || value instanceof Byte) {

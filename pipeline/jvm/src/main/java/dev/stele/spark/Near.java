@@ -9,14 +9,14 @@ record Near(String host, String zone) {
   static final Near NOWHERE = new Near("", "");
   private static final String ZONE = "STELE_ZONE";
 
-  /** This process. `zone`: what the option says; "": the environment says it. */
+  /** Where this process runs. `zone`: the option; if it is "", the variable STELE_ZONE. */
   static Near here(String zone) {
     var env = SparkEnv.get();
     var host = env == null ? "" : env.blockManager().blockManagerId().host();
     return new Near(host, zone.isEmpty() ? System.getenv().getOrDefault(ZONE, "") : zone);
   }
 
-  /** The replicas, the nearest first, otherwise in their order. */
+  /** The replicas, nearest first; equally near ones keep their order. */
   List<Cluster.Replica> sorted(List<Cluster.Replica> replicas) {
     return replicas.stream().sorted(Comparator.comparingInt(this::distance)).toList();
   }

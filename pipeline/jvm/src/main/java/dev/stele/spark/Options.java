@@ -155,7 +155,7 @@ record Options(
     }
   }
 
-  /** Microseconds since 1970, and 12 bits of a counter, as stele.model.clock has it. */
+  /** Microseconds since 1970, and 12 bits of a counter, the hybrid time of stele.model.clock. */
   static long hybridTime(Instant moment) {
     if (moment.getEpochSecond() < 0 || moment.getNano() % 1_000 != 0) {
       throw new ArithmeticException("before 1970, or finer than a microsecond");

@@ -127,7 +127,7 @@ public final class SteleCatalog implements TableCatalog {
     }
   }
 
-  /** The table can be taken back for a time, as after `stele table drop`. */
+  /** The table can be recalled for a time, as after `stele table drop`. */
   @Override
   public boolean dropTable(Identifier ident) {
     if (ident.namespace().length > 0) {

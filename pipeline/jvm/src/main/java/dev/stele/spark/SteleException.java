@@ -6,7 +6,7 @@ import org.apache.spark.sql.AnalysisException;
 import scala.Option;
 import scala.collection.immutable.Map$;
 
-/** An error as a node or master told it, or as this reader found it. It has no stack trace: the sentence says it all. */
+/** An error that a node or master reported, or that this reader found. It has no stack trace: the sentence says it all. */
 public final class SteleException extends RuntimeException {
   /** Numbers of stele.model.errors. */
   static final int THROTTLED = 3;

@@ -156,7 +156,7 @@ final class SteleScan implements Scan, Batch, SupportsReportStatistics {
     @Override
     public Cluster.TabletPlace now(String tabletId) {
       var table = fields().path("table").asText();
-      // Where replicas are is asked alone: the ticket has its keys and what was prepared.
+      // Ask only where replicas are. The ticket already has its keys and its snapshot.
       var asked = fields().put("statistics", false).put("prepare", false).put("part_bytes", 0);
       try {
         for (var place : cluster.plan(asked).tablets()) {

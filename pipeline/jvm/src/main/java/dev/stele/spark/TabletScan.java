@@ -168,7 +168,7 @@ final class TabletScan implements AutoCloseable {
     }
   }
 
-  /** Have the ticket ask for the rows behind those that have just come. `lower`: the least key behind them. */
+  /** Make the ticket ask for the rows after those that have just come. `lower`: the least key after them. */
   private void noteEnd(ArrowBuf lower, int rows) {
     if (lower == null || lower.readableBytes() == 0) {
       resumable = false;
