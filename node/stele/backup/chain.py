@@ -44,7 +44,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Backups, each the base of the next; the first is a full one. The last is the backup that is meant."""
+    """Backups, each the base of the next; the first is a full one. The last is the one that was asked for."""
 
     backups: tuple[Manifest, ...]
 
@@ -177,7 +177,7 @@ def _merged(streams: Sequence[_Stream]) -> Iterator[pa.RecordBatch]:
 
 
 def _newest(taken: Sequence[tuple[int, pa.RecordBatch, pa.BinaryArray]]) -> list[pa.RecordBatch]:
-    """One piece of the key space: pieces of streams as (age, rows, keys). Large rows make several batches."""
+    """The newest version of each row in one range of keys, in batches. `taken`: (age, rows, keys) from each stream."""
     rows = pa.Table.from_batches([batch for _, batch, _ in taken])
     if len(taken) > 1:
         found = pa.concat_arrays([each for _, _, each in taken])

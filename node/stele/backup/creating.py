@@ -281,7 +281,7 @@ class _Run:
         }
 
     async def run(self, resumed: bool, hold: str) -> Manifest:
-        """`hold`: what the manifest says of it."""
+        """`hold`: what the manifest records about the hold on history."""
         plan = self._work.plan
         if not resumed:
             await in_thread(self._work.begin)

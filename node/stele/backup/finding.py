@@ -110,7 +110,7 @@ def choose(folder: Folder, called: str | None, tables: Collection[str] = ()) -> 
     """The complete backup that `called` names, by its id or the first digits of it; None: the newest.
 
     Raises:
-        Rejected: NOT_FOUND: there is none, or it has not all of `tables`; INVALID_ARGUMENT: several are called so.
+        Rejected: NOT_FOUND: there is none, or it has not all of `tables`; INVALID_ARGUMENT: several ids begin so.
         Corrupt: it is damaged.
     """
     backups = find_backups(folder)

@@ -48,7 +48,7 @@ _S3_NOT_ALLOWED = (
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder of a file system. `shown`: how messages call it."""
+    """A folder of a file system. `shown`: its name in messages."""
 
     fs: pafs.FileSystem
     root: str

@@ -37,7 +37,7 @@ _PAIRS_MAX = 64
 _WAYS_PAIRS_MAX, _WAYS_MAX = 8, 4
 """For this many of these pairs, and this many busiest leaders of each, ways over other nodes are sought."""
 _WAY_MAX = 3
-"""The most leaders that go back for a busy one."""
+"""The most leaders that are moved in exchange for one busy leader."""
 
 _Step = tuple[Group, str, str]
 """A leader, the node that it leaves, and the one where it goes."""

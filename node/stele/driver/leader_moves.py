@@ -121,7 +121,7 @@ def _places(move: Move, kind: str, view: ClusterView) -> list[str]:
 
 
 def _is_of_table(move: Move) -> bool:
-    """Whether the counts of the move's own table are reason enough for it."""
+    """Whether the leader counts of the move's own table alone justify it."""
     return move.of_table[0] >= move.of_table[1] + STEP
 
 

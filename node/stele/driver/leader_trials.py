@@ -31,14 +31,14 @@ RESTS_MS = 15_000
 """How long a leader that moved is not moved again to spread leaders, wherever it is."""
 FELL_BACK_MS, FELL_BACK_MAX_MS = 30_000, 600_000
 """How long a tablet's leader is not moved again to a node which it left within `RESTS_MS`: the node may be too slow to
-lead. Each further time it is twice as long, up to the second."""
+lead. Each further time doubles it, up to FELL_BACK_MAX_MS."""
 LOADS_EVERY_MS = 10_000
 """How often a driver looks whether leaders should move for their load."""
 LOADS_REST_MS = 30_000
 """How long a driver moves no leaders for load after it began or moved a leader. Nodes report new loads in that time."""
 CALM_MS, CALM_MAX_MS = 120_000, 600_000
-"""How long a leader that moved does not move again for its load. Loads go up and down. Each further time it is twice as long, up to
-the second."""
+"""How long a leader that moved does not move again for its load. Loads go up and down. Each further time doubles it, up to
+CALM_MAX_MS."""
 CALM_COUNTS_MS = 600_000
 """How long after a leader's calm its next move counts as a further time."""
 _MINUTE_MS = 60_000
@@ -102,7 +102,7 @@ class LeaderMemory:
         self._rests_until_ms: int | None = None
         self._loads_from_ms: int | None = None
         self._calm: dict[str, tuple[int, int]] = {}
-        """How long a leader is calm after its last move, and until when, by tablet. Forgotten once that counts no more."""
+        """How long a leader is calm after its last move, and until when, by tablet. Forgotten after that time."""
 
     def begins(self, now_ms: int) -> None:
         """The driver has taken the claim."""

@@ -34,7 +34,7 @@ from stele.driver.targets import Load, has_room, host_of, usable
 from stele.driver.view import MOVE, ClusterView, NodeView
 
 STEP = 1.0
-"""A move must lower the measure by twice this. That is what one replica less on the fuller node brings."""
+"""A move must lower the measure by at least twice this: as much as one replica fewer on the fuller node does."""
 _TABLE_WEIGHT = 2
 """Lets nodes with equally many replicas exchange replicas of a table that only some of them have."""
 _SIZE_WEIGHT = 1.5

@@ -1,6 +1,6 @@
-"""The versions that nodes and masters run, as a cluster view tells them. Pure; used by operator and clients.
+"""The versions that nodes and masters run, from a cluster view. Pure; used by operator and clients.
 
-It needs none of the client, which would bring 10 MB of programs into the operator.
+It does not import the client, which would cost the operator 10 MB.
 """
 
 from __future__ import annotations

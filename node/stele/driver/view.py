@@ -20,7 +20,7 @@ from stele.model.ids import CATALOG_TABLET_ID, OPID_NONE, NodeId, OpId, ReplicaI
 LEADERLESS_MS = 30_000
 """A member that is being opened, or knows no leader, for longer than this does not count as live."""
 DROPPED_MARK = " (dropped)"
-"""Ends the table's name in views while the table is dropped and can be recalled."""
+"""Suffix of a table's name in views while the table is dropped and can be recalled."""
 
 
 class NodeState(IntEnum):

@@ -86,7 +86,7 @@ def lease_key(lease: int) -> bytes:
 
 
 def lease_of(operation: KeyOperation) -> int:
-    """The id that GRANT or REVOKE names. Raises Corrupt if the value is not a time."""
+    """The id that GRANT or REVOKE names. Raises Corrupt if the key is not an id."""
     if len(operation.key) != _LEASE.size:
         raise Corrupt(f"a lease's id has {len(operation.key)} bytes; expected {_LEASE.size}")
     return int(_LEASE.unpack(operation.key)[0])

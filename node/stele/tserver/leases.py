@@ -141,7 +141,7 @@ class LeaseKeeper:
         return self._told(self._term_of(replica, key_space_of(replica)), request)
 
     def _told(self, term: _Term, request: pb.KvRequest) -> pb.KvResponse:
-        """One lease, or the next of all: for how many ms each lives at least, and its keys."""
+        """The answer that lists one lease, or the next page of all: the time that each has left in ms, and its keys."""
         leases, now_ms = term.space.leases, self._host.now_ms()
         if request.lease:
             asked = [request.lease] if request.lease in leases else []
