@@ -210,7 +210,7 @@ class Executor:
     def has_work(self, view: ClusterView, policy: Policy) -> bool:
         """Whether there is a step that can be taken, or waited for. For a thread; it needs no claim.
 
-        A Blocked step needs none either, and neither does a leader that this driver moves again in minutes only.
+        Blocked steps are no work, and neither are leaders that this driver may move again only in some minutes.
         """
         trials = replace(NO_TRIALS, leaders=self._leaders.for_minutes(self._now_ms()))
         return any(not isinstance(step, Blocked) for step in plan(view, policy, trials, self.known))

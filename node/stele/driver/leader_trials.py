@@ -21,9 +21,9 @@ GONE_MS = 5_000
 """How long no leader moves after a leader reported that a node does not answer. Nodes stop before masters
 know it; after this time they do."""
 LATE_MS = 60_000
-"""The same where the node did not take over in time, or did not answer: writes may have waited for it."""
+"""The same after a node that did not take over in time, or did not answer: writes may have waited for it."""
 STALE_MS = 2_000
-"""The same where only the view was older than the leader."""
+"""The same after an order that failed only because the view was outdated."""
 BEGINS_MS = 2_000
 """How long a driver that begins moves no leaders. Another one may have moved some just now, and nodes report that within
 a second."""

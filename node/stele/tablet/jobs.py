@@ -154,8 +154,8 @@ class Jobs:
                     code=Code.JOB_TOO_OLD,
                     message=(
                         f"the job was made at {utc(attempt.made_us)}; this tablet no longer knows which rows such a job "
-                        f"wrote, because it has forgotten all made up to {utc(self._mark_us)}; run it again as a new "
-                        "job; if that is refused too, set the clock of the machine that makes the job"
+                        f"wrote, because it has forgotten all made up to {utc(self._mark_us)}; run the job again "
+                        "as a new one; if that is refused too, set the clock of the machine that makes it"
                     ),
                 )
             job = _Job(attempt.made_us, timestamp, 0)
