@@ -55,8 +55,8 @@ class KeptSteps:
         self._tried: Set[str] = frozenset()
 
     def begin(self, scene: Hashable, tried: Set[str]) -> None:
-        """Begin a plan. `scene`: all that each check may depend on; if it is another, nothing counts any more. `tried`:
-        tablets of whose copies the driver remembers something. They are looked at in each plan."""
+        """Begin a plan. `scene`: what every check depends on; if it has changed, no kept step is valid. `tried`: tablets
+        whose copies the driver remembers. Each plan judges them anew."""
         if scene != self._scene:
             self._found.clear()
             self._scene = scene

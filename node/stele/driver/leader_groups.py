@@ -40,10 +40,10 @@ class Groups:
         self._kept: set[str] = set()
         """Tablets whose leader an administrator moved at some time."""
         self._spread: tuple[tuple[Group, ...], Sites] | None = None
-        """The groups that differed from `_groups` when nothing was left to move, and where nodes were; None: something
-        may be."""
+        """The last input for which nothing was left to move: the groups that differed from `_groups`, and the sites of
+        nodes. None: a move may be found."""
         self._even: tuple[object, ...] | None = None
-        """The same for the moves for load, with all else that decides them."""
+        """The same for moves for load, with everything else that they depend on."""
 
     def take(self, tablet_id: str, s: Situation | None) -> None:
         """A tablet was judged again; None: it is gone."""

@@ -24,9 +24,9 @@ class CopyRecord:
         snapshot: The hybrid time at which both summed up their rows.
         index: Of a key space: the log index at which both summed up their keys; else 0.
         rows: Its rows, or keys.
-        checksum: Of these, 64 bits.
+        checksum: The checksum of its rows or keys, 64 bits.
         other_rows: The rows of the other voter.
-        other_checksum: Of these, 64 bits.
+        other_checksum: Their checksum, 64 bits.
     """
 
     replica_id: int
