@@ -38,7 +38,7 @@ async def test_what_a_loss_would_cost(tmp_path: Path, monkeypatch: pytest.Monkey
         code, out, err = await run("plan", "--lose", f"node/{first[:8]}")
         assert (code, err) == (1, ""), "three nodes and three replicas: there is nowhere to copy to"
         assert "4 replicas are on them" in out
-        assert "4 tablets would serve, but could lose no more voter until a new one votes:" in out
+        assert "4 tablets would serve, but could not lose another voter until a new one votes:" in out
         assert "2 of 3 voters would be left" in out
         assert "4 tablets would stay short of a replica:" in out and "waits for an ACTIVE node" in out
         assert "would stop" not in out and "OK" not in out

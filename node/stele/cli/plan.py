@@ -56,7 +56,7 @@ def plan(
     """Show what would happen if nodes, machines or zones were lost at once and for good.
 
     Nothing is changed. The answer comes from the driver's own planner. It lists the tablets that would stop,
-    those that could lose no more, and the copies. It also says whether the other nodes have room. Exit code 1
+    those that could not lose another voter, and the copies. It also says whether the other nodes have room. Exit code 1
     means that a tablet would stop, or would not become whole again by itself.
 
     With -f it shows what changed manifests would do to a cluster on Kubernetes. It lists pods made again,
@@ -164,7 +164,7 @@ def _show(f: Forecast, names: Mapping[str, str]) -> None:
     if f.healing_stops:
         say(f"HEALING STOPS: {f.healing_stops}")
     _list("would stop, and serve nothing until a node is back", f.stopped)
-    _list("would serve, but could lose no more voter until a new one votes", f.at_risk)
+    _list("would serve, but could not lose another voter until a new one votes", f.at_risk)
     if f.copies:
         took = "" if f.copying_s is None else f", in {duration(f.copying_s)} at least"
         when = " once healing goes on" if f.healing_stops else ""

@@ -20,7 +20,7 @@ NAMED_MAX = 20
 @dataclass(frozen=True, slots=True)
 class Restart:
     """A pod that is made again on its volume, while `beside` others are away. Meanwhile `no_spare` tablets could
-    lose no more voter, and the `stopped` ones cannot be used. `leaders`: tablets whose leader it hands over before."""
+    not lose another voter, and the `stopped` ones cannot be used. `leaders`: tablets whose leader it hands over before."""
 
     kind: ClassVar[str] = "restart"
     pod: str
@@ -163,7 +163,7 @@ class Foretold:
         if stopped:
             yield f"these cannot be used while their pod restarts: {named(list(stopped))}"
         if most := max((e.no_spare for e in restarts), default=0):
-            yield f"while pods restart ({_at_once(restarts)}), {plural(most, 'tablet')} at most could lose no more voter"
+            yield f"while pods restart ({_at_once(restarts)}), {plural(most, 'tablet')} at most could not lose another voter"
 
 
 def named(texts: Sequence[str]) -> str:
