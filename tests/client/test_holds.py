@@ -121,7 +121,7 @@ async def test_one_that_costs_too_much_is_broken_on_all_replicas_and_one_that_is
         assert len(why) == 1 and "of old rows in one replica" in why.pop()
         assert not any(store.held.named("cheap").broken for store in stores)
         with pytest.raises(
-            Rejected, match=r"is broken: at .* and its limit is 1 MiB; begin again with a scan"
+            Rejected, match=r"is broken: at .* its limit is 1 MiB; begin again with a scan"
         ) as told:
             await table.renew_hold(held)
         assert told.value.code is Code.CURSOR_LOST

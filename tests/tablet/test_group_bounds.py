@@ -240,7 +240,7 @@ MADE_UP: list[tuple[str, Callable[[bytes], bytes], str]] = [
     (
         "a block that is longer",
         lambda d: d[:12] + struct.pack("<I", 99) + d[16:],
-        "bounds of 99 bytes end behind",
+        "bounds of 99 bytes end after",
     ),
     ("a block that is shorter", lambda d: d[:12] + struct.pack("<I", 5) + d[16:], "2 groups in 5 bytes"),
     ("cut off", lambda d: d[:-1], "end after their part"),

@@ -74,7 +74,7 @@ def verify(name: str, record: str, masters: str, timeout_s: float, as_json: bool
     replicas = sum(len(each.replicas) for each in found)
     moment = utc(physical_us(min(each.snapshot for each in found)))
     say(
-        f"table {name}: {proof['rows']:,} rows in {plural(len(found), 'tablet')}, equal in all {replicas} replicas, as of {moment}, "
+        f"table {name}: {plural(proof['rows'], 'row')} in {plural(len(found), 'tablet')}, equal in all {replicas} replicas, as of {moment}, "
         f"in {time.monotonic() - started:.1f} s"
     )
     if file:
@@ -92,7 +92,7 @@ def _faults(tablet: TabletSums) -> list[str]:
 
 
 def _said(replica: ReplicaSum) -> str:
-    return replica.error or f"{replica.rows:,} rows with checksum {replica.checksum:016x}"
+    return replica.error or f"{plural(replica.rows, 'row')} with checksum {replica.checksum:016x}"
 
 
 def _as_json(tablet: TabletSums) -> dict[str, Any]:
