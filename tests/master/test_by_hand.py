@@ -136,7 +136,7 @@ async def test_a_request_that_counts_from_an_older_state_is_refused(tmp_path: Pa
         ("no member", Code.NOT_FOUND, "has no replica on node"),
         ("member", Code.INVALID_ARGUMENT, "has a replica on node"),
         ("unknown", Code.NOT_FOUND, "there is no node"),
-        ("machine", Code.INVALID_ARGUMENT, "two replicas never share a machine"),
+        ("machine", Code.INVALID_ARGUMENT, "choose a node on another machine"),
         ("draining", Code.INVALID_ARGUMENT, "is DRAINING"),
         ("parked", Code.INVALID_ARGUMENT, "is parked"),
         ("silent", Code.NOT_READY, "sends no heartbeats"),

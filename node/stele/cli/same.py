@@ -47,12 +47,13 @@ def verify(name: str, record: str, masters: str, timeout_s: float, as_json: bool
 
     started = time.monotonic()
     found, table_id, cluster_id = with_client(masters, work, timeout_s)
+    rows = sum(each.rows for each in found)
     proof = {
         "cluster": cluster_id,
         "table": name,
         "id": table_id,
         "equal": all(each.equal for each in found),
-        "rows": sum(each.rows for each in found),
+        "rows": rows,
         "tablets": [_as_json(each) for each in found],
     }
     file = keep(record, f"replicas-{table_id[:8]}", proof) if record else ""
@@ -74,7 +75,7 @@ def verify(name: str, record: str, masters: str, timeout_s: float, as_json: bool
     replicas = sum(len(each.replicas) for each in found)
     moment = utc(physical_us(min(each.snapshot for each in found)))
     say(
-        f"table {name}: {plural(proof['rows'], 'row')} in {plural(len(found), 'tablet')}, equal in all {replicas} replicas, as of {moment}, "
+        f"table {name}: {plural(rows, 'row')} in {plural(len(found), 'tablet')}, equal in all {replicas} replicas, as of {moment}, "
         f"in {time.monotonic() - started:.1f} s"
     )
     if file:
