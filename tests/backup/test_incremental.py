@@ -312,7 +312,7 @@ async def test_changes_are_there_though_the_table_keeps_no_history_until_the_hol
                 client, folder, "t", incremental=True, full_if_needed=True, on_note=notes.append
             )
             assert (third.kind, third.rows, third.hold) == ("full", 80, first.hold)
-            assert "making a full backup: what changed since" in notes[0]
+            assert "making a full backup: some changes since" in notes[0]
             assert [(h.name, h.since) for h in await table.holds()] == [(first.hold, third.snapshot)]
     finally:
         await cluster.close()
