@@ -1,4 +1,4 @@
-"""Calls to a name that the resolver is slow to tell."""
+"""Dials: names that the resolver is slow to tell, and channels that nobody uses."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import socket
 import threading
 from typing import Any
 
+import grpc
 import pytest
 
 from stele.model.errors import Closed, Code, Retryable
 from stele.model.ids import ClusterId, NodeId, new_id
+from stele.rpc import channels
 from stele.rpc.channels import ChannelPool
 from stele.rpc.identity import Identity
 from stele.rpc.proto import master_pb2
@@ -74,3 +76,29 @@ async def test_a_pool_that_is_closed_waits_for_no_lookup(monkeypatch: pytest.Mon
             await pool.unary("slow.test:1", MasterServiceStub, "ListMasters", request)
     finally:
         resolver.told.set()
+
+
+async def test_a_channel_without_calls_is_disconnected_and_connects_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of two nodes opens a stream with one call. The server then asked the connection every second whether it lives."""
+    soon = tuple((n, 1_000 if v == channels.UNUSED_MS else v) for n, v in channels.CHANNEL_OPTIONS)
+    monkeypatch.setattr(channels, "CHANNEL_OPTIONS", soon)
+    member = Member(Group())
+    await member.start()
+    channel = await channels.dial(member.address)
+    identity = Identity(ClusterId(member.group.cluster_id), NodeId(new_id()), 1)
+
+    async def call() -> Any:
+        stub, request = MasterServiceStub(channel), master_pb2.ListMastersRequest()
+        return await stub.ListMasters(request, metadata=identity.metadata("", 0), timeout=60)
+
+    try:
+        await call()
+        async with asyncio.timeout(60):
+            while channel.get_state() is not grpc.ChannelConnectivity.IDLE:
+                await asyncio.sleep(0.2)
+        assert [m.address for m in (await call()).masters] == [member.address]
+    finally:
+        await channel.close()
+        await member.stop()

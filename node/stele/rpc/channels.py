@@ -26,6 +26,10 @@ MESSAGE_BYTES_MAX = 16 << 20
 KEEPALIVE_TIME_MS = 1_000
 KEEPALIVE_TIMEOUT_MS = 1_500
 """A dead peer is noticed after KEEPALIVE_TIME_MS + KEEPALIVE_TIMEOUT_MS, within a second."""
+UNUSED_MS = 30_000
+"""A channel without calls is disconnected after this time, and connects again at its next call. A server asks each
+connection every second whether it lives. The channel that opened a stream to a peer is rarely used again. gRPC 1.85
+disconnects a channel so only once."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -38,6 +42,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.client_idle_timeout_ms", UNUSED_MS),
     # Its own connection, so that a control stream never waits behind another channel's bulk.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
