@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stele.client.columns import column
     from stele.client.connect import connect, connect_async
     from stele.client.dropping import DroppedTable
+    from stele.client.durability import Durability, Written
     from stele.client.holds import TableHold
     from stele.client.jobs import Job, JobPart
     from stele.client.kv import AsyncKeySpace, KeySnapshot, KeyValue
@@ -52,6 +53,7 @@ _MODULES = {
     "stele.client.blocking_table": ("Table",),
     "stele.client.columns": ("column",),
     "stele.client.connect": ("connect", "connect_async"),
+    "stele.client.durability": ("Durability", "Written"),
     "stele.client.holds": ("TableHold",),
     "stele.client.kv": ("AsyncKeySpace", "KeySnapshot", "KeyValue"),
     "stele.client.lease": ("AsyncLease", "KeyLease"),
@@ -97,6 +99,7 @@ __all__ = [
     "Column",
     "Corrupt",
     "DroppedTable",
+    "Durability",
     "HashPartitioning",
     "InvariantViolation",
     "Job",
@@ -122,6 +125,7 @@ __all__ = [
     "TableInfo",
     "Watch",
     "WriteResult",
+    "Written",
     "__version__",
     "column",
     "connect",

@@ -57,6 +57,11 @@ leased_reads = Tally(
     "Linearizable reads that a leader answered under its lease, so that no other node was asked.",
     [],
 )
+writes_in_memory = Tally(
+    "stele_writes_in_memory_total",
+    "Writes that were answered once every voter had them in memory, because their caller asked for no more.",
+    [],
+)
 leases = Gauge(
     "stele_leases",
     "Leases in the key spaces that this node leads.",

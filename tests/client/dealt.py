@@ -53,13 +53,17 @@ class Sent:
         self.end: list[Callable[[Any], None]] = []
 
     def tablet(self, ordinal: int) -> Any:
-        def start_write(block: bytes, timeout_s: float, ended: Callable[[Any], None]) -> Any:
+        def start_write(
+            block: bytes, timeout_s: float, ended: Callable[[Any], None], durability: object = None
+        ) -> Any:
             batch = decode_block(block, SCHEMA).batch
             self.blocks.append((ordinal, [tuple(row.values()) for row in batch.to_pylist()]))
             self.end.append(ended)
             return SimpleNamespace(cancel=lambda: None)
 
-        async def write(block: bytes, *, timeout_s: float, attempt: object = None) -> Any:
+        async def write(
+            block: bytes, *, timeout_s: float, attempt: object = None, durability: object = None
+        ) -> Any:
             future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             start_write(block, timeout_s, partial(settle, future))
             end = await future

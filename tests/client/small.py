@@ -146,6 +146,8 @@ class SmallNode:
         self.snapshots: deque[int] = deque()  # of the tickets that came
         self.searches = 0  # so often it was asked who leads
         self.delay_s = 0.0  # how long requests wait here
+        self.older = False
+        """Whether it knows nothing of durability."""
         self.came = asyncio.Event()  # a request has
         self.speaks = asyncio.Event()  # else nothing is answered, and connections stand
         self.speaks.set()
@@ -263,6 +265,8 @@ class SmallNode:
         outcome = self._apply(tablet, request, request.block, writeop.BodyKind.BLOCK)
         maybe_fail(tablet.after)
         answer = tserver_pb2.WriteResponse(timestamp=outcome.timestamp)
+        if not self.older:
+            answer.durability = request.durability
         for error in outcome.row_errors:
             answer.row_errors.add(row=error.row, code=int(error.code), message=error.message)
         return answer

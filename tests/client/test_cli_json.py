@@ -86,7 +86,13 @@ async def test_what_commands_do_is_told_as_json(
     assert made == {"name": "t", "tablets": 1, "replicationFactor": 3}
     (tmp_path / "t.csv").write_text("id,n\n1,1\n2,\n")
     loaded = await told("table", "load", "t", str(tmp_path / "t.csv"))
-    assert loaded == {"written": 2, "refused": 0, "complete": True, "moreMayBeWritten": False}
+    assert loaded == {
+        "written": 2,
+        "refused": 0,
+        "complete": True,
+        "moreMayBeWritten": False,
+        "durability": "synced",
+    }
     assert await told("table", "scan", "t", "--count") == {"rows": 2}
     code, out, _ = await run("--json", "table", "scan", "t", "--ordered")
     assert [json.loads(line) for line in out.splitlines()] == [{"id": 1, "n": 1}, {"id": 2, "n": None}]

@@ -116,13 +116,17 @@ def _messages() -> list[bytes]:
     update.update.term = 3
     update.update.preceding.index = 7
     update.update.lease_ms, update.update.lease_sent_ms = 300, 12
+    update.update.early = True
     update.update.entries.add(term=3, index=8, kind=1, timestamp=9, payload=b"xyz")
+    answer = consensus_pb2.ConsensusMessage()
+    answer.CopyFrom(m)
+    answer.update_response.term, answer.update_response.written_index = 3, 8
     vote = consensus_pb2.ConsensusMessage()
     vote.CopyFrom(m)
     vote.vote.term = 4
     vote.vote.candidate_node = bytes(16)
     vote.vote.released = 3
-    return [update.SerializeToString(), vote.SerializeToString()]
+    return [update.SerializeToString(), answer.SerializeToString(), vote.SerializeToString()]
 
 
 def _message(data: bytes) -> object:
@@ -276,7 +280,10 @@ def table() -> list[Parser]:
     many = tserver_pb2.ClientRequest(
         many=tserver_pb2.ClientRequests(
             requests=[
-                tserver_pb2.ClientRequest(request_id=n, write=tserver_pb2.WriteRequest(tablet_id=bytes(16)))
+                tserver_pb2.ClientRequest(
+                    request_id=n,
+                    write=tserver_pb2.WriteRequest(tablet_id=bytes(16), durability=tserver_pb2.MEMORY),
+                )
                 for n in (5, 6)
             ]
         )

@@ -184,6 +184,17 @@ class LogPortContract:
         assert fold_records(log.load(3)).skipped == NOTHING_SKIPPED
         assert fold_records(log.load(4)).skipped == SkippedRecord((OpId(2, 4),), ((4, LATER_CONFIG),))
 
+    def test_what_is_written_is_told_before_what_is_durable(self, logs: LogUnderTest) -> None:
+        log = logs.open()
+        told: list[str] = []
+        log.append_entries(entries((1, 1)), lambda: told.append("first durable"))
+        log.when_written(lambda: told.append("written"))
+        log.append_entries(entries((1, 2)), lambda: told.append("second durable"))
+        assert not told
+        logs.settle()
+        assert sorted(told) == ["first durable", "second durable", "written"]
+        assert told.index("written") < told.index("second durable")
+
     def test_pop_drops_a_suffix(self, logs: LogUnderTest) -> None:
         log = logs.open()
         log.append_entries(entries((1, 1), (1, 2), (1, 3), (1, 4)))

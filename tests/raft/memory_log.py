@@ -88,6 +88,9 @@ class MemoryLog:
     def pop_entries(self, from_index: int, done: Done | None = None) -> None:
         self._push(lambda image: image.cut(from_index), done)
 
+    def when_written(self, done: Done) -> None:
+        self._push(lambda image: None, done)  # it writes and syncs at once
+
     def begin_snapshot(self, opid: OpId, done: Done | None = None) -> None:
         self._push(lambda image: None, done)
 

@@ -7,11 +7,9 @@ Each replaces one attribute of one class or module while a run lasts; its commen
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 from stele.consensus import bootstrap, incarnations, recovering
 from stele.consensus.following import Following
@@ -28,8 +26,10 @@ from stele.raft import RaftCore, lease
 from stele.raft import effects as fx
 from stele.raft.leader import Leader
 from stele.raft.lease import Lease, Promise
+from stele.raft.peers import Peers
 from stele.raft.roles import Parts
 from stele.tablet import applying, sorted_runs
+from stele.tablet.applying import Applying
 from stele.tablet.exactly_once import ExactlyOnce
 from stele.tablet.locate import StoreRows
 from stele.tablet.memtable import MemTable
@@ -38,11 +38,11 @@ from stele.tserver.following import LeaderQuestions
 from stele.tserver.quiet import QuietGroups
 from stele.wal.clear import Suspects
 from stele.wal.segment import ActiveSegment
-from tests.sim import confirming_bugs, core_bugs, following_bugs, lease_bugs, master_bugs
+from stele.wal.stream import StreamLog
+from tests.sim import confirming_bugs, core_bugs, early_bugs, following_bugs, lease_bugs, master_bugs
+from tests.sim.bug import Bug
 from tests.sim.clock import Clocks
-from tests.sim.draw import draw_plan
-from tests.sim.plan import Plan, Weather
-from tests.sim.world import SimulationFailure, World
+from tests.sim.plan import Weather
 from tests.wal.simfs import PowerOff
 
 _initial_state, _carry_out = bootstrap.initial_state, CoreRuntime._carry_out
@@ -50,52 +50,6 @@ _sync, _write = ActiveSegment.sync, ActiveSegment.write
 _next_ceiling, _frozen, _kept = Timestamps.next_ceiling, ExactlyOnce.frozen, sorted_runs._kept
 _NEVER = (1 << 63) - 1
 """A hybrid time that never comes."""
-
-
-@dataclass(frozen=True)
-class Bug:
-    """Replaces `owner.name` by `instead`.
-
-    `told`: the failure's message must contain one of these phrases (separated by bars); "" accepts any.
-    `weather`: the weather that shows the fault. `first`: a seed that finds it soon. Without `strict`, only
-    consequences of the fault count (see World). `older`: which nodes know no questions about leaders, as in a plan. `also`:
-    what else is replaced, where two rules guard one promise.
-    """
-
-    label: str
-    owner: Any
-    name: str
-    instead: Any
-    told: str = ""
-    first: int = 1
-    weather: Weather | None = None
-    strict: bool = True
-    older: str = "all"
-    also: tuple[tuple[Any, str, Any], ...] = ()
-
-    @contextmanager
-    def planted(self) -> Iterator[None]:
-        """Production's code has the fault while this context lasts."""
-        with ExitStack() as stack:
-            for owner, name, instead in ((self.owner, self.name, self.instead), *self.also):
-                stack.enter_context(mock.patch.object(owner, name, instead))
-            yield
-
-    def plan(self, seed: int) -> Plan:
-        """The kind of world in which the fault is looked for. In most of them the cores alone confirm reads."""
-        return replace(draw_plan(seed, self.weather), older=self.older)
-
-    def found_after(self, first: int, seeds_max: int) -> tuple[int, str] | None:
-        """How many seeds, from `first` on, it takes until a run with the planted fault fails, and the
-        failure's message. None: more than `seeds_max`."""
-        for count, seed in enumerate(range(first, first + seeds_max), 1):
-            try:
-                with self.planted():
-                    World(self.plan(seed), strict=self.strict).run()
-            except SimulationFailure as exc:
-                if any(phrase in exc.what for phrase in self.told.split("|")):
-                    return count, exc.what
-        return None
 
 
 def _without(**fields: Any) -> Callable[..., Any]:
@@ -463,6 +417,43 @@ _LEASES = (
 """A leader answers reads under a lease that is over, or was never there. What clients were told shows it, but for the last, which
 takes a moment that no client hits soon: there an election while a lease holds is the failure."""
 
+
+def _early(label: str, owner: Any, name: str, instead: Any, told: str, first: int) -> Bug:
+    return Bug(label, owner, name, instead, told, first, Weather.EARLY, older="")
+
+
+_EARLY = (
+    _early(
+        "memory of a majority", Peers, "held_by_all", early_bugs.held_by_a_majority, "in memory, is lost", 4
+    ),
+    _early(
+        "a read that sees commits alone",
+        Leader,
+        "read_index",
+        property(early_bugs.only_what_is_committed),
+        "not linearizable",
+        6,
+    ),
+    _early("memory called synced", Applying, "foreseen", early_bugs.called_synced, "acknowledged write", 15),
+    _early(
+        "an early answer to any block",
+        Applying,
+        "foreseen",
+        early_bugs.whatever_it_does,
+        "not linearizable",
+        6,
+    ),
+    _early(
+        "written while it is queued",
+        StreamLog,
+        "when_written",
+        early_bugs.before_it_is_written,
+        "written up to|in memory, is lost",
+        1,
+    ),
+)
+"""A client hears of a write before its commit, and of more than is so."""
+
 BUGS = (
     *_STARTS,
     *_DISKS,
@@ -476,5 +467,6 @@ BUGS = (
     *_CONFIRMATIONS,
     *_FOLLOWERS,
     *_LEASES,
+    *_EARLY,
     *_MASTERS,
 )

@@ -9,6 +9,7 @@ change. `stele.raft.invariants` judges a core's own state and steps, tests/linea
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Collection
 
 from stele.consensus.timestamps import decode_ceiling
 from stele.model import writeop
@@ -37,6 +38,12 @@ class History:
         """All replicas that were ever in a committed configuration."""
         self.acknowledged: list[int] = []
         """Timestamps of the writes whose success clients heard of."""
+        self.acknowledged_early: dict[int, tuple[OpId, tuple[ReplicaId, ...]]] = {}
+        """By timestamp: writes whose success clients heard of before their commit, and who voted then."""
+        self.given_up = False
+        """Whether a recovery has ended this history."""
+        self._taken: dict[OpId, set[ReplicaId]] = {}
+        """By entry: the replicas that had it, and lost power before it was synced there."""
         self.snapshots = 0
         self._checksums: dict[int, tuple[object, int]] = {}
         """By index: the state after that entry, and the replica that had it first."""
@@ -61,6 +68,7 @@ class History:
             if at >= 0 and log.entries[at : at + 1] != [entry]:
                 break  # perhaps of the same OpId: the survivor may not know of the term that elected its leader
             kept += 1
+        self.given_up = True
         new = History(self._configs[0][1])
         new.committed, new._handed_terms = self.committed[:kept], self._handed_terms[:kept]
         new.members = dict(self.members)
@@ -72,6 +80,8 @@ class History:
         new._last_time = max((e.timestamp for e in new.committed if e.kind is EntryKind.WRITE), default=0)
         times = {entry.timestamp for entry in there}
         new.acknowledged = [timestamp for timestamp in self.acknowledged if timestamp in times]
+        new.acknowledged_early = {t: told for t, told in self.acknowledged_early.items() if t in times}
+        new._taken = {opid: set(who) for opid, who in self._taken.items()}
         new._recovered_at = log.last.index
         return new
 
@@ -187,6 +197,35 @@ class History:
         """A client heard that its write succeeded."""
         self.acknowledged.append(timestamp)
 
+    def acknowledge_early(self, timestamp: int, opid: OpId, voters: tuple[ReplicaId, ...]) -> None:
+        """A client heard that its write succeeded, and that not all of a majority has synced it."""
+        self.acknowledged_early[timestamp] = opid, voters
+
+    def power_took(self, replica_id: ReplicaId, opids: list[OpId]) -> None:
+        """A replica had these entries in its log, and a power loss took them."""
+        for opid in opids:
+            self._taken.setdefault(opid, set()).add(replica_id)
+
+    def vanished(self, in_log: Collection[OpId]) -> set[int]:
+        """Timestamps of the writes that were acknowledged early and are not committed. `in_log`: the entries of the leader's log.
+
+        Raises:
+            InvariantViolation: one of them is gone, and no majority of the voters has lost power before it had synced it.
+        """
+        times = {entry.timestamp for entry in self.committed if entry.kind is EntryKind.WRITE}
+        gone = set()
+        for timestamp, (opid, voters) in self.acknowledged_early.items():
+            if timestamp in times:
+                continue
+            taken = self._taken.get(opid, set()).intersection(voters)
+            ensure(
+                self.given_up or opid in in_log or len(taken) > len(voters) // 2,
+                f"the write of {timestamp} at {opid}, acknowledged in memory, is lost; of {voters} only {sorted(taken)} lost "
+                "power before they had synced it",
+            )
+            gone.add(timestamp)
+        return gone
+
     def lost(self, replica: int, opid: OpId) -> None:
         """A replica reports that a proposal was dropped; it must not have been acknowledged."""
         if opid.index <= self.committed_index:
@@ -195,11 +234,12 @@ class History:
                 f"replica {replica} reports {opid} as lost, but it is committed",
             )
 
-    def finish(self) -> None:
+    def finish(self, in_log: Collection[OpId]) -> None:
         """No acknowledged write may be missing among the committed ones."""
         times = {entry.timestamp for entry in self.committed if entry.kind is EntryKind.WRITE}
         for timestamp in self.acknowledged:
             ensure(timestamp in times, f"the acknowledged write of {timestamp} is lost")
+        self.vanished(in_log)
 
 
 def check_start(core: RaftCore, durable: Image) -> None:
@@ -236,6 +276,7 @@ def check_said(disk: Image, own: ReplicaId, to: ReplicaId, message: Message) -> 
     if gave is not None and hard.term == message.term:
         ensure(hard.voted_for == gave, f"{own} voted for {gave}, but has {hard} on disk")
     if isinstance(message, UpdateResponse) and message.success and hard.term == message.term:
+        # `written_index` is judged by the start after the end of the process (tests.sim.twin).
         opid = message.last_received
         held = disk.start.index >= opid.index or disk.opid_at(opid.index) == opid
         ensure(held, f"{own} acknowledges {opid}, but does not have it on disk")

@@ -7,7 +7,7 @@ stays unknown.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stele.model import writeop
@@ -16,6 +16,7 @@ from stele.model.errors import Code, Rejected, Retryable, SteleError, ensure
 from stele.model.writeop import WriteHeader
 from tests.linear.checker import Undecided, by_key, contradiction
 from tests.linear.history import NEVER, Kind, Operation, State, Told
+from tests.sim.checks import History
 from tests.sim.content import Rows
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class _Write:
     header: WriteHeader | None = None
     attempt: int = 0
     over: bool = False
+    early: bool = False
+    timestamp: int = 0
 
 
 class Clients:
@@ -54,6 +57,8 @@ class Clients:
         """How often the tablet was recovered. What one history told is judged by itself, so others begin with new rows
         then."""
         self._told_before: list[Operation] = []
+        self._told_early: dict[int, Operation] = {}
+        """By timestamp: the writes that were acknowledged in memory."""
         self._next = [0] * _CLIENTS
         self._outstanding: list[dict[int, _Write]] = [{} for _ in range(_CLIENTS)]
         self.operations: list[Operation] = []
@@ -65,7 +70,8 @@ class Clients:
         for waiting in self._outstanding:
             for write in list(waiting.values()):
                 self._over(write, Told.UNKNOWN)
-        self._told_before += self.operations
+        self._told_before += self._operations(self._world.histories[-2])
+        self._told_early = {}
         self.operations, self._next = [], [0] * _CLIENTS
         self._era += 1
 
@@ -83,11 +89,14 @@ class Clients:
             return
         self._next[client] += 1
         sequence = self._next[client]
-        content = self._world.content
-        kind = rng.choice(content.kinds)
+        content, share = self._world.content, self._world.plan.early
+        early = share > 0 and rng.random() < share
+        # Only whole rows can be answered early.
+        kind = Kind.PUT if early and rng.random() < 0.8 else rng.choice(content.kinds)
         value = None if kind in (Kind.DELETE, Kind.DELETE_IGNORE) else content.value(client, sequence)
         key = self._key(rng.randrange(_KEYS))
         write = _Write(client, sequence, key, kind, value, self._world.now)
+        write.early = early
         waiting[sequence] = write
         write.body = body = content.body(kind, key, value)
         write.header = WriteHeader(
@@ -126,6 +135,8 @@ class Clients:
             return
         error = task.exception()
         outcome = None if error is not None else task.result()
+        if outcome is not None and outcome.in_memory:
+            world.met["a write acknowledged in memory"] += 1
         world.at(world.now + world.latency(), self._told, write, attempt, outcome, error)
 
     def _told(self, write: _Write, attempt: int, outcome: Any, error: BaseException | None) -> None:
@@ -135,7 +146,12 @@ class Clients:
         if error is None:
             error = world.content.refusal(outcome)
         if error is None:
-            self._world.history.acknowledge(outcome.timestamp)
+            if outcome.in_memory:
+                write.timestamp = outcome.timestamp
+                opid, voters = world.early[outcome.timestamp]
+                world.history.acknowledge_early(outcome.timestamp, opid, voters)
+            else:
+                world.history.acknowledge(outcome.timestamp)
             self._over(write, Told.DONE)
             if world.plan.reads_back and world.rng.random() < world.plan.reads_back:
                 for node in world.driver.leaders():
@@ -163,9 +179,12 @@ class Clients:
 
     def _remember(self, write: _Write, told: Told) -> None:
         ended = NEVER if told is Told.UNKNOWN else self._world.now
-        self.operations.append(
-            Operation(write.key, write.kind, write.value, write.begun, ended, told, f"c{write.client}")
+        operation = Operation(
+            write.key, write.kind, write.value, write.begun, ended, told, f"c{write.client}"
         )
+        self.operations.append(operation)
+        if write.timestamp and told is Told.DONE:
+            self._told_early[write.timestamp] = operation
 
     # Reads
 
@@ -239,6 +258,13 @@ class Clients:
 
     # The end
 
+    def _operations(self, history: History) -> list[Operation]:
+        """What clients were told. What was acknowledged in memory and is gone may have been done or not, and nobody has seen it."""
+        gone = [self._told_early[t] for t in history.vanished(self._world.in_log) if t in self._told_early]
+        self._world.met["a write in memory that a majority lost"] += len(gone)
+        unknown = [replace(each, ended=NEVER, told=Told.UNKNOWN) for each in gone]
+        return [each for each in self.operations if each not in gone] + unknown
+
     def finish(self) -> None:
         """Check that some single order of all operations explains what every client heard.
 
@@ -248,7 +274,7 @@ class Clients:
         for waiting in self._outstanding:
             for write in waiting.values():
                 self._remember(write, Told.UNKNOWN)
-        for key, operations in by_key([*self._told_before, *self.operations]).items():
+        for key, operations in by_key([*self._told_before, *self._operations(self._world.history)]).items():
             try:
                 found = contradiction(operations)
             except Undecided:
@@ -271,7 +297,11 @@ async def _serve_write(node: SimNode, write: _Write) -> Any:
     payload = node.world.content.payload(replica.machine, write.header, write.body)
     header, _ = writeop.decode(payload)
     replica.machine.admit(header, node.clocks.wall_us(), replica.options.clock_error_max_ms * 1000)
-    return await replica.writes.propose(payload, 1_000)
+    if not write.early:
+        return await replica.writes.propose(payload, 1_000)
+    early = asyncio.get_running_loop().create_future()
+    replica.writes.submit(payload, rows_only=True, early=early)
+    return await replica.writes.outcome(early, 1_000)
 
 
 async def _serve_read(node: SimNode, key: str) -> State:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from stele.raft.options import RaftOptions
 from stele.wal import LogOptions
+from tests.sim.early import with_early
 from tests.sim.plan import Plan, Weather
 
 _MIXED = (
@@ -21,6 +22,7 @@ _MIXED = (
     Weather.DEPOSED,
     Weather.FOLLOWERS,
     Weather.LEASES,
+    Weather.EARLY,
 )
 """Those whose plans begin as a mixed one."""
 _WEATHERS = (Weather.MIXED,) * 6 + (Weather.STORM,) * 3 + (Weather.DUEL, Weather.CHURN, Weather.FIGURE_8)
@@ -41,7 +43,7 @@ def draw_plan(seed: int, weather: Weather | None = None) -> Plan:
     plan = _with_losses(_with_disks(_with_timestamps(_with_returns(_with_clocks(plan)))))
     plan = _with_older(_with_table(_with_recovery(plan, weather), weather))
     plan = _with_leases(_with_followers(_with_deposed(plan, weather), weather), weather)
-    plan = _with_catalog(plan, weather)
+    plan = with_early(_with_catalog(plan, weather), weather)
     if weather is Weather.FULL_DISKS:
         plan = replace(plan, full_disks_per_s=1.0, disk_errors_per_s=0.0, rots_per_s=0.0)
     return plan

@@ -91,6 +91,8 @@ class SimNode:
         """Whether its log dropped entries because the replica was FAILED and others have them. Then it never
         starts again."""
         self.retired = False
+        self.power_lost = False
+        """Whether its last life ended with a power loss."""
         self.gone = False
         """Whether it never starts again, though no configuration change removed it."""
         self.told_failed: dict[int, bool] = {}
@@ -312,7 +314,10 @@ class SimNode:
                 self.world.met["a stream FAILED by rot"] += 1
                 continue
             what = f"node {self.replica_id}'s stream of {'its replica' if key.tablet_id == TABLET else 'a neighbour'}"
-            twin.compare(what, fold_records(self.log.stream(key).load()))
+            loaded = fold_records(self.log.stream(key).load())
+            taken = twin.compare(what, loaded, power_lost=self.power_lost)
+            if key.tablet_id == TABLET and self.power_lost:
+                self.history.power_took(self.replica_id, taken)
 
     def _tick(self) -> None:
         if self.loop is None or self.replica is None:
@@ -360,6 +365,7 @@ class SimNode:
         self.world.trace("{} loses power", self.replica_id)
         self.world.met["power lost"] += 1
         self._end()
+        self.power_lost = True
         self.disk = cast(Disk, self.disk.crash(self.world.rng))
         self.world.disk_faults_end(self)
 
@@ -369,6 +375,7 @@ class SimNode:
             return
         self.world.trace("{} ends: {}", self.replica_id, why)
         self._end()
+        self.power_lost = False
         self.world.disk_faults_end(self)
         if again:
             self.world.at(self.world.now + self.world.rng.uniform(20.0, 500.0), self.boot)

@@ -81,6 +81,7 @@ class Plan:
     outstanding_max: int = 4  # how many writes a client has under way
     reads_back: float = 0.0  # the share of acknowledged writes that another client reads at once
     old_reads_per_s: float = 0.0  # how often a client reads at any replica what may be old
+    early: float = 0.0  # the share of writes whose clients are content once every voter has them in memory
     older: str = ""  # which nodes run a release that knows no questions about leaders: "odd", "all"; "": none
     log: LogOptions = field(default_factory=LogOptions)
 
@@ -114,4 +115,7 @@ class Weather(Enum):
         "followers"  # as deposed, and clients read at followers what may be old; every 20th seed of a run
     )
     LEASES = "leases"  # leaders answer reads under leases, and are deposed; every 20th seed of a run
+    EARLY = (
+        "early"  # clients that are content with memory, and power that is lost; also in some of the others
+    )
     RECOVERY = "recovery"  # a majority is lost, and one survivor goes on alone; also in some of the mixed

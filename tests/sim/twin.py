@@ -79,6 +79,7 @@ class Twin:
         self.durable = Image(start)
         self._pending: deque[tuple[int, Callable[[Image], None]]] = deque()
         self._asked = 0
+        self._written = 0
         self.calls = 0
 
     def pushed(self, change: Callable[[Image], None]) -> None:
@@ -93,6 +94,10 @@ class Twin:
         while self._pending and self._pending[0][0] <= number:
             self._pending.popleft()[1](self.durable)
 
+    def written(self, number: int) -> None:
+        """The log reports that this call, and all before it, survive the end of the process."""
+        self._written = max(self._written, number)
+
     @property
     def asked(self) -> int:
         """How many calls were accepted."""
@@ -105,27 +110,33 @@ class Twin:
             image.entries = image.entries[start.index - image.start.index :]
             image.start = start
 
-    def compare(self, what: str, loaded: LoadedLog) -> None:
-        """A start found this content.
+    def compare(self, what: str, loaded: LoadedLog, *, power_lost: bool = True) -> list[OpId]:
+        """A start found this content. Returns the entries that were in the log before, and that the power loss took.
 
         Raises:
-            InvariantViolation: it is neither what was durable, nor that and a prefix of the calls under way.
+            InvariantViolation: it is neither what was durable, nor that and a prefix of the calls under way. Or it lacks a call
+                that was reported as written, and only the process had ended.
         """
         image = self.durable.copy()
-        changes = [change for _, change in self._pending]
+        calls = list(self._pending)
         self._pending.clear()
-        for change in changes:
-            if image.shows(loaded):
+        before = image.copy()
+        for _, change in calls:
+            change(before)
+        for number, change in calls:
+            if image.shows(loaded) and (power_lost or number > self._written):
                 break
             change(image)
         ensure(
             image.shows(loaded),
             f"{what} begins with term {loaded.hard_state.term}, vote {loaded.hard_state.voted_for}, "
             f"{loaded.start} to "
-            f"{loaded.last}; durable was {self.durable}, with {len(changes)} calls under way",
+            f"{loaded.last}; durable was {self.durable}, with {len(calls)} calls under way, written up to {self._written}",
         )
         self.durable = image
         self.begins_later(loaded.start)
+        kept = {entry.opid for entry in image.entries}
+        return [entry.opid for entry in before.entries if entry.opid not in kept]
 
 
 class WatchedStream:
@@ -177,6 +188,16 @@ class WatchedStream:
 
     def append_entries(self, entries: tuple[Entry, ...], done: Done | None = None) -> None:
         self._call(self._inner.append_entries, (entries,), lambda image: image.put(entries), done)
+
+    def when_written(self, done: Done) -> None:
+        twin = self._twin
+        number = twin.asked
+
+        def told() -> None:
+            twin.written(number)
+            done()
+
+        self._inner.when_written(told)
 
     def pop_entries(self, from_index: int, done: Done | None = None) -> None:
         self._call(self._inner.pop_entries, (from_index,), lambda image: image.cut(from_index), done)

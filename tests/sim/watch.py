@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from stele.consensus import quiet
+from stele.consensus.early import EarlyAnswers
 from stele.consensus.read_round import ReadRound
 from stele.consensus.reads import Reads
 from stele.model.entry import Entry
@@ -25,7 +26,7 @@ from stele.raft import effects as fx
 from stele.raft.events import Event
 from stele.raft.invariants import StepMarks, check, check_change_step, check_role_step, check_step, step_marks
 from stele.tablet.keyspace import KeySpace
-from stele.tablet.machine import Outcome
+from stele.tablet.machine import Outcome, StateMachine
 from stele.tablet.store import StoreOptions, TabletStore
 from stele.wal import pool, recovery
 from tests.sim.loop import running_node
@@ -97,6 +98,21 @@ def watching(world: World) -> Iterator[None]:
                 world.judge(_answered, node, begun)
             return answered
 
+        held = EarlyAnswers.held
+
+        def watched_held(
+            answers: EarlyAnswers, index: int, applied_index: int, machine: StateMachine
+        ) -> None:
+            before = dict(answers._waiting)
+            held(answers, index, applied_index, machine)
+            node = running_node()
+            for at, pending in before.items():
+                if at not in answers._waiting and node is not None and node.core is not None:
+                    assert pending.opid is not None
+                    voters = tuple(voter.replica_id for voter in node.core.config.voters)
+                    world.early[pending.timestamp] = pending.opid, voters
+
+        stack.enter_context(mock.patch.object(EarlyAnswers, "held", watched_held))
         if world.masters is not None:
             stack.enter_context(same_ids(world))
         stack.enter_context(mock.patch.object(RaftCore, "step_many", watched_step_many))

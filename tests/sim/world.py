@@ -24,7 +24,7 @@ import structlog
 from stele.consensus.superblock import DataState
 from stele.model.config import Configuration
 from stele.model.errors import SteleError, ensure
-from stele.model.ids import OPID_NONE, ReplicaId
+from stele.model.ids import OPID_NONE, OpId, ReplicaId
 from tests.sim.checks import History
 from tests.sim.clients import Clients
 from tests.sim.content import CONTENTS
@@ -93,6 +93,8 @@ class World:
         self.rng = random.Random(f"world/{plan.seed}")
         self.now = 0.0
         self.met: Counter[str] = Counter()
+        self.early: dict[int, tuple[OpId, tuple[ReplicaId, ...]]] = {}
+        """By timestamp: the entry of a write that was answered early, and who voted then."""
         self.directory = Path(".")
         first = Configuration(-1, tuple(sim_peer(n) for n in range(1, plan.voters + 1)))
         self.content = CONTENTS["table" if plan.table else "keyspace"]
@@ -139,6 +141,12 @@ class World:
         if self._failure is None:
             self._failure = AssertionError(why)
             self._failure.__cause__ = cause
+
+    @property
+    def in_log(self) -> set[OpId]:
+        """The entries in the memory of leaders' logs."""
+        cores = [node.core for node in self.all_nodes() if node.leads]
+        return {entry.opid for core in cores if core is not None for entry in core.log.tail()}
 
     def all_nodes(self) -> list[SimNode]:
         """All nodes, in order of their ids."""
@@ -241,7 +249,7 @@ class World:
             f"no convergence within {_HEAL_MS_MAX} ms of healing: {state(self)}",
         )
         for history in self.histories:
-            history.finish()
+            history.finish(self.in_log)
         self.clients.finish()
         if self.masters is not None:
             self.masters.finish()

@@ -256,7 +256,9 @@ def templates(
         "FlushTablet": tserver_pb2.FlushTabletRequest(tablet_id=tablet),
     }
     of_streams = {
-        "write": tserver_pb2.WriteRequest(tablet_id=tablet, client_id=nobody, sequence=1, block=b"x"),
+        "write": tserver_pb2.WriteRequest(
+            tablet_id=tablet, client_id=nobody, sequence=1, block=b"x", durability=tserver_pb2.MEMORY
+        ),
         "read": tserver_pb2.ReadRequest(tablet_id=tablet, keys=b"x", column_ids=[0], schema_version=1),
         "kv": tserver_pb2.KvRequest(
             tablet_id=id_to_pb(space),

@@ -57,6 +57,13 @@ _TAB = ("tab", "\\t")
     default=None,
     help="A new file for the refused rows.",
 )
+@click.option(
+    "--durability",
+    type=click.Choice(("synced", "memory")),
+    default="synced",
+    show_default=True,
+    help="When a row counts as written: a majority has synced it, or every voter has it in memory.",
+)
 @click.option("--create", is_flag=True, help="Create the table first, with the columns of the first file.")
 @click.option("--key", default="", metavar="NAME,...", help="With --create: columns of the primary key.")
 @click.option(
@@ -74,6 +81,7 @@ def load(
     delimiter: str,
     nulls: tuple[str, ...],
     rejects: str | None,
+    durability: str,
     create: bool,
     key: str,
     hashes: tuple[str, ...],
@@ -108,7 +116,7 @@ def load(
     with ExitStack() as stack:
         inputs = stack.enter_context(opened(files, form or "", again=create or rejects is not None))
         table = _definition(name, inputs[0], csv, key, hashes, replication_factor) if create else None
-        job = _Load(inputs, csv, op, timeout_s, as_json)
+        job = _Load(inputs, csv, op, durability, timeout_s, as_json)
         if rejects is not None:
             # A load that ends early has refused these rows all the same.
             job.faults.keep_in(stack.enter_context(new_file(rejects, keep=lambda: bool(job.faults.count))))
@@ -163,6 +171,7 @@ class _Load:
         inputs: Sequence[Input],
         csv: CsvFormat,
         op: str,
+        durability: str,
         timeout_s: float,
         as_json: bool,
     ) -> None:
@@ -174,6 +183,8 @@ class _Load:
         self._inputs = inputs
         self._csv = csv
         self._op = op
+        self._enough = durability
+        self._got = "synced"
         self._timeout_s = timeout_s
         self._as_json = as_json
         self._started = time.monotonic()
@@ -235,7 +246,10 @@ class _Load:
                 timeout_s=self._timeout_s,
                 on_rows=acknowledged,
                 raise_row_errors=False,
+                durability=self._enough,
             )
+            if result.durability != "synced":
+                self._got = str(result.durability)
             refused = result.row_errors
             self._settled = self._taken
         except UnfitColumns:
@@ -250,7 +264,8 @@ class _Load:
         if self._opened:  # otherwise no row was tried
             done = {"written": self.written, "refused": self.faults.count, "complete": complete}
             unsure = self._settled < self._taken  # some of these rows may be written
-            show_done(self._told(complete), self._as_json, {**done, "moreMayBeWritten": unsure})
+            told = {**done, "moreMayBeWritten": unsure, "durability": self._got}
+            show_done(self._told(complete), self._as_json, told)
         self.faults.report(kept_in)
 
     def _told(self, complete: bool) -> str:

@@ -14,6 +14,7 @@ from stele.client.blocking_session import Session
 from stele.client.blocking_table import Table
 from stele.client.connect import connect, connect_async
 from stele.client.dropping import DroppedTable
+from stele.client.durability import Durability, Written
 from stele.client.holds import TableHold
 from stele.client.jobs import Job, JobPart
 from stele.client.kv import AsyncKeySpace, KeySnapshot, KeyValue
@@ -37,6 +38,7 @@ __all__ = [
     "Client",
     "Closed",
     "DroppedTable",
+    "Durability",
     "Job",
     "JobPart",
     "KeyChange",
@@ -54,6 +56,7 @@ __all__ = [
     "TableInfo",
     "Watch",
     "WriteResult",
+    "Written",
     "connect",
     "connect_async",
 ]

@@ -16,7 +16,9 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from stele.client import durability as durable
 from stele.client.dealing import Dealer
+from stele.client.durability import Durability
 from stele.client.ranges import NO_RANGE, Ranges, RangesInForce
 from stele.client.results import row_error_from_pb, with_key, with_keys
 from stele.client.tablet import TabletClient, Writing
@@ -72,14 +74,14 @@ class Batcher:
         self._gate: asyncio.Handle | None = None  # begins the next round; None if nothing waits
         self._quiet: asyncio.Future[None] | None = None  # done when nothing is in flight, for `close`
 
-    def put(self, op: RowOp, row: Row) -> Done:
+    def put(self, op: RowOp, row: Row, durability: Durability | None = None) -> Done:
         """Write one row, together with whatever else waits. The future's result is the hybrid time of the
-        write.
+        write; with `durability` a Written.
 
         The future raises the row's own error (Rejected), or the error of its block.
         """
         loop = asyncio.get_running_loop()
-        future: Done = loop.create_future()
+        future: Done = loop.create_future() if durability is None else durable.Row(durability)
         self._rows.append((op, row, future, self._turn))
         if not self._turn_open:
             self._turn_open = True
@@ -284,7 +286,10 @@ class Batcher:
             if len(block) > BLOCK_BYTES_MAX and len(part.futures) > 1:
                 raise Rejected(f"the block of several rows has {len(block)} bytes", code=Code.TOO_LARGE)
             write = self._tablet_of(ordinal).start_write(
-                block, self._timeout_s, partial(self._answered, ordinal)
+                block,
+                self._timeout_s,
+                partial(self._answered, ordinal),
+                durability=durable.enough_for(part.futures),
             )
             self._writes[ordinal] = write
         except Exception as exc:  # noqa: BLE001 - the waiting callers must get any error
@@ -324,7 +329,7 @@ class Batcher:
         timestamp = answer.timestamp
         for future in part.futures:
             if not future.done():
-                future.set_result(timestamp)
+                future.set_result(timestamp if type(future) is not durable.Row else durable.written(answer))
 
     def _refuse_rows(self, part: Part, errors: list[RowError]) -> None:
         for error in with_keys(errors, part.dealer.batch(part), part.dealer.schema):

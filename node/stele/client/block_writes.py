@@ -13,6 +13,7 @@ import pyarrow as pa
 from stele.client import arguments
 from stele.client.arrow_input import ArrowData, arrow_of, batches_of
 from stele.client.bulk import BulkWriter, Refusal
+from stele.client.durability import Durability, durability_of
 from stele.client.jobs import JobPart
 from stele.client.ranges import Ranges
 from stele.client.results import WriteResult
@@ -60,6 +61,7 @@ class BlockWrites:
         on_rows: Callable[[int], None] | None = None,
         part: JobPart | None = None,
         on_refused: Refusal | None = None,
+        durability: str = Durability.SYNCED,
     ) -> BulkWriter:
         """A writer of the table's present columns. `AsyncTable.arrow_writer` has the details."""
         return self.of(
@@ -70,6 +72,7 @@ class BlockWrites:
             on_rows,
             None if part is None else self._attempt(part),
             on_refused,
+            durability_of(durability),
         )
 
     def of(
@@ -81,6 +84,7 @@ class BlockWrites:
         on_rows: Callable[[int], None] | None = None,
         attempt: Attempt | None = None,
         on_refused: Refusal | None = None,
+        durability: Durability = Durability.SYNCED,
     ) -> BulkWriter:
         """A writer of these columns. See BulkWriter."""
         return BulkWriter(
@@ -95,6 +99,7 @@ class BlockWrites:
             ranges=self._ranges,
             attempt=attempt,
             on_refused=on_refused,
+            durability=durability,
         )
 
     def _attempt(self, part: JobPart) -> Attempt:

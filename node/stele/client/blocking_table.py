@@ -19,6 +19,7 @@ from stele.client.arrow_input import ArrowData, batches_of
 from stele.client.block_writes import BULK_BYTES
 from stele.client.blocking_scan import Scanner
 from stele.client.blocking_session import Session
+from stele.client.durability import Durability, Written
 from stele.client.holds import TableHold
 from stele.client.jobs import JobPart
 from stele.client.lookup import Key, Row
@@ -182,13 +183,21 @@ class Table:
         """
         self._client.run(self.asynchronous.refresh())
 
-    def put(self, row: Row) -> int:
+    @overload
+    def put(self, row: Row, *, durability: None = None) -> int: ...
+    @overload
+    def put(self, row: Row, *, durability: str) -> Written: ...
+
+    def put(self, row: Row, *, durability: str | None = None) -> int | Written:
         """Upsert one row, columns by name. Returns the hybrid time of the write.
 
         A datetime without a time zone is UTC, here and wherever a value of a timestamp column is given.
 
+        `durability`: "synced" or "memory", see `stele.Durability`. Then a `Written` says what the write got. Rows of concurrent
+        callers share a block, and it gets the most that one of them asks for.
+
         Raises:
-            Rejected: the row is wrong.
+            Rejected: the row is wrong, or the durability.
             Retryable: UNKNOWN_OUTCOME: it may have been written. NO_QUORUM and other codes: it was not.
             Closed: the client was closed; nothing was written. Every other call may raise it too.
 
@@ -197,7 +206,9 @@ class Table:
             >>> table.get((date(2024, 5, 2), "roof"), ["value"])
             {'value': 20.0}
         """
-        return self._client.run(self.asynchronous.put(row))
+        if durability is None:
+            return self._client.run(self.asynchronous.put(row))
+        return self._client.run(self.asynchronous.put(row, durability=durability))
 
     upsert = put
 
@@ -326,6 +337,7 @@ class Table:
         on_rows: Callable[[int], None] | None = None,
         raise_row_errors: bool = True,
         part: JobPart | None = None,
+        durability: str = Durability.SYNCED,
     ) -> WriteResult:
         """Write Arrow data in blocks. Returns once all are acknowledged. `timeout_s` is for each block; `buffer_bytes` of rows
         are queued or on their way at once.
@@ -336,7 +348,7 @@ class Table:
         `on_rows` is called in the client's thread with the number of rows acknowledged.
 
         `part`: part of a job, see `stele.Job`. A row whose key an earlier attempt at this part has written counts as
-        written, and changes nothing.
+        written, and changes nothing. `durability`: as for `put`, for each block; the result says what they got.
 
         Raises:
             RowErrors: rows were refused and the others are written; not with `raise_row_errors` False.
@@ -349,7 +361,12 @@ class Table:
             2
         """
         writer = self.asynchronous.arrow_writer(
-            op, timeout_s=timeout_s, buffer_bytes=buffer_bytes, on_rows=on_rows, part=part
+            op,
+            timeout_s=timeout_s,
+            buffer_bytes=buffer_bytes,
+            on_rows=on_rows,
+            part=part,
+            durability=durability,
         )
         try:
             writer.check(data)
@@ -542,9 +559,10 @@ class Table:
         flush_interval_s: float = 1.0,
         buffer_bytes: int = 8 << 20,
         timeout_s: float | None = None,
+        durability: str = Durability.SYNCED,
     ) -> Session:
         """A session for one caller that writes many rows in order. Rows leave every `flush_interval_s`
-        seconds, or when `buffer_bytes` wait. `timeout_s` is for each block.
+        seconds, or when `buffer_bytes` wait. `timeout_s` is for each block, and so is `durability`, as for `put`.
 
         Example:
             >>> with table.new_session() as session:
@@ -555,7 +573,10 @@ class Table:
 
         async def make() -> AsyncSession:
             return self.asynchronous.new_session(
-                flush_interval_s=flush_interval_s, buffer_bytes=buffer_bytes, timeout_s=timeout_s
+                flush_interval_s=flush_interval_s,
+                buffer_bytes=buffer_bytes,
+                timeout_s=timeout_s,
+                durability=durability,
             )
 
         return Session(self._client, self._client.run(make()))

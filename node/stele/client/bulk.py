@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stele.client.arrow_input import batches_of, fit
+from stele.client.durability import Durability, got
 from stele.client.ranges import NO_RANGE, Ranges, RangesInForce
 from stele.client.results import WriteResult, row_error_from_pb, with_keys
 from stele.client.tablet import TabletClient
@@ -81,11 +82,13 @@ class BulkWriter:
         ranges: Ranges | None = None,
         attempt: Attempt | None = None,
         on_refused: Refusal | None = None,
+        durability: Durability = Durability.SYNCED,
     ) -> None:
         """`op`: of all rows; None: `feed` is given one for each row. `ranges`: the table's partitioning as it becomes
         known; None: it never changes. `attempt`: at a part of a job; rows that another attempt at it has written count
-        as written. `on_refused`: called with refused rows and their errors, which the result then lacks."""
+        as written. `on_refused`: called with refused rows and their errors, which the result then lacks. `durability`: what is enough for each block."""
         self._attempt = attempt
+        self._durability = durability
         self._on_refused = on_refused
         self.result = WriteResult(table)
         self._ranges = ranges
@@ -320,7 +323,7 @@ class BulkWriter:
             block = self._encoded(rows)
             try:
                 answer = await self._tablet_of(ordinal).write(
-                    block, timeout_s=self._timeout_s, attempt=self._attempt
+                    block, timeout_s=self._timeout_s, attempt=self._attempt, durability=self._durability
                 )
             except Rejected as exc:
                 if exc.code is Code.TABLET_DELETED and self._ranges is not None:
@@ -342,6 +345,8 @@ class BulkWriter:
             written = len(positions) - len(answer.row_errors)
             self.result.rows_written += written
             self.result.timestamp = max(self.result.timestamp, answer.timestamp)
+            if answer.durability:
+                self.result.durability = got(answer)
             self._rows_waiting -= len(positions)
             del self._under_way[ordinal]
             self._room.set()

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from stele.client import html
+from stele.client.durability import Durability
 from stele.model.amounts import refused_of
 from stele.model.block import RowError
 from stele.model.column import shown
@@ -65,7 +66,7 @@ class WriteResult:
     the input.
 
     `timestamp`: the highest hybrid time of the batches; a scan at or above it sees all of them. 0 if nothing
-    was sent; a scan takes 0 as now.
+    was sent; a scan takes 0 as now. `durability`: the least that one of the batches got.
 
     Example:
         >>> result = table.write_arrow(table.scan().to_table(), "insert", raise_row_errors=False)
@@ -78,6 +79,7 @@ class WriteResult:
     rows_written: int = 0
     row_errors: list[RowError] = field(default_factory=list)
     timestamp: int = 0
+    durability: Durability = Durability.SYNCED
 
     def _repr_html_(self) -> str:
         return html.of_result(self.table, self.rows_written, self.row_errors)

@@ -9,8 +9,10 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 from stele.client.batcher import Batcher
+from stele.client.durability import Durability
 from stele.client.lookup import Row
 from stele.client.ranges import Ranges
 from stele.client.streams import Streams
@@ -65,8 +67,9 @@ class RowWrites:
         ):  # otherwise the table is ALTERING, and its next columns come later
             locations.outdated = False
 
-    def put(self, op: RowOp, row: Row) -> asyncio.Future[int]:
-        """Write one row. The future gets the hybrid time of the write, or what `AsyncTable.put` raises."""
+    def put(self, op: RowOp, row: Row, durability: Durability | None = None) -> asyncio.Future[Any]:
+        """Write one row. The future gets the hybrid time of the write, or what `AsyncTable.put` raises. With `durability` it gets
+        a Written."""
         self._streams.ensure_open()
         check_row(row)
         if self._locations.outdated:
@@ -74,10 +77,10 @@ class RowWrites:
         if self._batcher.in_force.outdated:
             self._batcher.adopt_ranges()
         if isinstance(row, dict) and not row.keys() <= self._schema.by_name.keys():
-            return asyncio.get_running_loop().create_task(self._put_unknown(op, row))
-        return self._batcher.put(op, row)
+            return asyncio.get_running_loop().create_task(self._put_unknown(op, row, durability))
+        return self._batcher.put(op, row, durability)
 
-    async def _put_unknown(self, op: RowOp, row: Row) -> int:
+    async def _put_unknown(self, op: RowOp, row: Row, durability: Durability | None) -> Any:
         """Write a row with a column that this table does not know: somebody may have added it since.
 
         The masters are asked only now and then, because most such rows are wrong. While they do not answer, nobody knows
@@ -91,7 +94,7 @@ class RowWrites:
                 self._not_told = exc
             self.take_news()
         try:
-            return await self._batcher.put(op, row)
+            return await self._batcher.put(op, row, durability)
         except Rejected as refusal:
             if self._not_told is None:
                 raise

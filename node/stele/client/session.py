@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from stele.client import arguments, reprs
 from stele.client.bulk import BulkWriter
+from stele.client.durability import Durability
 from stele.client.results import RowErrors, WriteResult, with_key
 from stele.model.block import DELETES, INSERTS, RowError, RowOp
 from stele.model.errors import Code, SteleError, error_for
@@ -278,6 +279,8 @@ class AsyncSession:
             )
             self._result.rows_written += written.rows_written
             self._result.timestamp = max(self._result.timestamp, written.timestamp)
+            if written.durability is not Durability.SYNCED:
+                self._result.durability = written.durability
 
     def _not_written(
         self, rows: list[Mapping[str, Any]], places: npt.NDArray[np.int64], why: tuple[Code, str]

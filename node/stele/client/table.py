@@ -18,6 +18,7 @@ from stele.client.altering import ALTER_TIMEOUT_S, alter, history_steps, notes_o
 from stele.client.arrow_input import ArrowData
 from stele.client.block_writes import BULK_BYTES, BlockWrites, write_all
 from stele.client.bulk import BulkWriter, Refusal
+from stele.client.durability import Durability, Written, durability_of
 from stele.client.holds import TableHold, TableHolds
 from stele.client.jobs import JobPart
 from stele.client.locations import Locations, TableInfo, WritePlan
@@ -181,37 +182,47 @@ class AsyncTable:
     def _repr_html_(self) -> str:
         return html.of_table(self.info)
 
-    async def put(self, row: Row) -> int:
+    @overload
+    async def put(self, row: Row, *, durability: None = None) -> int: ...
+    @overload
+    async def put(self, row: Row, *, durability: str) -> Written: ...
+
+    async def put(self, row: Row, *, durability: str | None = None) -> int | Written:
         """Upsert one row, columns by name. Returns the hybrid time of the write. Concurrent callers share
         messages.
 
         A datetime without a time zone is UTC, here and wherever a value of a timestamp column is given.
 
+        `durability`: "synced" or "memory", see `stele.Durability`. Then a `Written` says what the write got. Rows of concurrent
+        callers share a block, and it gets the most that one of them asks for.
+
         Raises:
-            Rejected: the row is wrong.
+            Rejected: the row is wrong, or the durability.
             Retryable: UNKNOWN_OUTCOME: it may have been written. NO_QUORUM and other codes: it was not.
             Closed: the client was closed; nothing was written. Every other call may raise it too.
         """
-        return await self._rows.put(RowOp.UPSERT, row)
+        enough = None if durability is None else durability_of(durability)
+        written: int | Written = await self._rows.put(RowOp.UPSERT, row, enough)
+        return written
 
     upsert = put
 
     async def insert(self, row: Row) -> int:
         """Insert one row. Raises what `put` raises; ALREADY_PRESENT if its key exists."""
-        return await self._rows.put(RowOp.INSERT, row)
+        return int(await self._rows.put(RowOp.INSERT, row))
 
     async def update(self, row: Row) -> int:
         """Change the given columns of the row with this key. Raises what `put` raises; NOT_FOUND if there is
         none."""
-        return await self._rows.put(RowOp.UPDATE, row)
+        return int(await self._rows.put(RowOp.UPDATE, row))
 
     async def delete(self, row: Row) -> int:
         """Delete the row with this key. Raises what `put` raises; NOT_FOUND if there is none."""
-        return await self._rows.put(RowOp.DELETE, row)
+        return int(await self._rows.put(RowOp.DELETE, row))
 
     async def apply(self, op: RowOp | str, row: Row) -> int:
         """Write one row with any operation, also the _ignore ones. Raises what `put` raises."""
-        return await self._rows.put(arguments.row_op(op), row)
+        return int(await self._rows.put(arguments.row_op(op), row))
 
     def new_session(
         self,
@@ -219,15 +230,16 @@ class AsyncTable:
         flush_interval_s: float = 1.0,
         buffer_bytes: int = 8 << 20,
         timeout_s: float | None = None,
+        durability: str = Durability.SYNCED,
     ) -> AsyncSession:
-        """A session for one caller that writes many rows in order."""
+        """A session for one caller that writes many rows in order. `durability`: as for `put`, for its blocks."""
         self._streams.ensure_open()
         block_s = arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s")
-        schema = self.schema
+        schema, enough = self.schema, durability_of(durability)
         return AsyncSession(
             self.name,
             schema,
-            lambda op: self._blocks.of(schema, op, block_s),
+            lambda op: self._blocks.of(schema, op, block_s, durability=enough),
             self._ensure_usable,
             self._unsettled,
             cluster_id=self._streams.pool.identity.cluster_id,
@@ -245,6 +257,7 @@ class AsyncTable:
         on_rows: Callable[[int], None] | None = None,
         raise_row_errors: bool = True,
         part: JobPart | None = None,
+        durability: str = Durability.SYNCED,
     ) -> WriteResult:
         """Write Arrow data in blocks: tablets in parallel, the blocks of one tablet one after another.
 
@@ -253,7 +266,7 @@ class AsyncTable:
         number of rows of each acknowledged block.
 
         `part`: part of a job, see `stele.Job`. A row whose key an earlier attempt at this part has written counts as
-        written, and changes nothing.
+        written, and changes nothing. `durability`: as for `put`, for each block; the result says what they got.
 
         Raises:
             RowErrors: rows were refused and the others are written; not with `raise_row_errors` False.
@@ -263,7 +276,12 @@ class AsyncTable:
             SteleError: a whole block was not written; other blocks may be.
         """
         writer = self.arrow_writer(
-            op, timeout_s=timeout_s, buffer_bytes=buffer_bytes, on_rows=on_rows, part=part
+            op,
+            timeout_s=timeout_s,
+            buffer_bytes=buffer_bytes,
+            on_rows=on_rows,
+            part=part,
+            durability=durability,
         )
         result = await write_all(writer, data)
         return result.raise_for_errors() if raise_row_errors else result
@@ -277,6 +295,7 @@ class AsyncTable:
         on_rows: Callable[[int], None] | None = None,
         part: JobPart | None = None,
         on_refused: Refusal | None = None,
+        durability: str = Durability.SYNCED,
     ) -> BulkWriter:
         """The writer behind `write_arrow`, for batches that do not come from the event loop. `op`: None if each row has an
         operation of its own. `on_refused`: see BulkWriter."""
@@ -288,6 +307,7 @@ class AsyncTable:
             on_rows=on_rows,
             part=part,
             on_refused=on_refused,
+            durability=durability,
         )
 
     @property

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from stele.client.attempts import Asking, Way
+from stele.client.durability import ASKED, Durability
 from stele.client.locations import Locations, ReplicaPlace, TabletPlace
 from stele.client.nearby import address
 from stele.client.reshaping import reshaped
@@ -95,9 +96,14 @@ class TabletClient:
         self._streams.ensure_open()
 
     async def write(
-        self, block: bytes, *, timeout_s: float, attempt: Attempt | None = None
+        self,
+        block: bytes,
+        *,
+        timeout_s: float,
+        attempt: Attempt | None = None,
+        durability: Durability = Durability.SYNCED,
     ) -> tserver_pb2.WriteResponse:
-        """Write a block exactly once, whatever happens on the way. `attempt`: as part of a job.
+        """Write a block exactly once, whatever happens on the way. `attempt`: as part of a job. `durability`: what is enough.
 
         Raises:
             Rejected: the whole block is refused.
@@ -107,7 +113,9 @@ class TabletClient:
         future: asyncio.Future[tserver_pb2.WriteResponse | BaseException] = (
             asyncio.get_running_loop().create_future()
         )
-        return await _end_of(future, self.start_write(block, timeout_s, partial(settle, future), attempt))
+        return await _end_of(
+            future, self.start_write(block, timeout_s, partial(settle, future), attempt, durability)
+        )
 
     def start_write(
         self,
@@ -115,6 +123,7 @@ class TabletClient:
         timeout_s: float,
         ended: Callable[[tserver_pb2.WriteResponse | BaseException], None],
         attempt: Attempt | None = None,
+        durability: Durability = Durability.SYNCED,
     ) -> Writing:
         """As `write`, without waiting. `ended` is called once, after this returned, with the answer or the
         error of `write`.
@@ -124,7 +133,7 @@ class TabletClient:
         Raises:
             Rejected: TOO_LARGE: no leader accepts so much; nothing was sent.
         """
-        return Writing(self, block, timeout_s, ended, attempt)
+        return Writing(self, block, timeout_s, ended, attempt, durability)
 
     async def without_dropped(self, block: bytes, timeout_s: float) -> bytes:
         """The block without columns that were dropped since it was made, as the masters say now.
@@ -157,6 +166,7 @@ class TabletClient:
         timeout_s: float,
         ended: Callable[[tserver_pb2.WriteResponse | BaseException], None],
         attempt: Attempt | None,
+        durability: Durability,
     ) -> Asking:
         """As `start_write`, but the block is sent as it is, also if columns have changed."""
         if HEADER_BYTES_MAX + len(block) > WRITE_BYTES_MAX:
@@ -188,6 +198,8 @@ class TabletClient:
             write.first_attempt_us = made_us
             write.digest = digest(block)
             write.block = block
+            if durability is not Durability.SYNCED:
+                write.durability = ASKED[durability]
             if attempt is not None:
                 write.attempt.job, write.attempt.made_us = attempt.job, attempt.made_us
                 write.attempt.part, write.attempt.number = attempt.part, attempt.number
@@ -290,7 +302,7 @@ class TabletClient:
 class Writing:
     """One write: its block, and if columns were dropped meanwhile, the block without them."""
 
-    __slots__ = ("_asking", "_attempt", "_block", "_deadline", "_ended", "_tablet", "_task")
+    __slots__ = ("_asking", "_attempt", "_block", "_deadline", "_durability", "_ended", "_tablet", "_task")
 
     def __init__(
         self,
@@ -299,14 +311,16 @@ class Writing:
         timeout_s: float,
         ended: Callable[[tserver_pb2.WriteResponse | BaseException], None],
         attempt: Attempt | None,
+        durability: Durability,
     ) -> None:
+        self._durability = durability
         self._tablet = tablet
         self._block = block
         self._attempt = attempt
         self._deadline = time.monotonic() + timeout_s
         self._ended = ended
         self._task: asyncio.Task[bytes] | None = None
-        self._asking: Asking | None = tablet.start_block(block, timeout_s, self._told, attempt)
+        self._asking: Asking | None = tablet.start_block(block, timeout_s, self._told, attempt, durability)
 
     def cancel(self) -> None:
         """Stop, unless it has ended."""
@@ -335,7 +349,9 @@ class Writing:
         else:
             rest_s = max(0.001, self._deadline - time.monotonic())
             try:
-                self._asking = self._tablet.start_block(task.result(), rest_s, self._ended, self._attempt)
+                self._asking = self._tablet.start_block(
+                    task.result(), rest_s, self._ended, self._attempt, self._durability
+                )
             except SteleError as exc:
                 self._ended(exc)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stele.client.dealing import Dealer
 
 Row = Mapping[str, Any]
-Done = asyncio.Future[int]
+Done = asyncio.Future[Any]
 Item = tuple[RowOp, Row, Done, int]
 """Operation, row, future, and the turn of the loop in which it was given."""
 

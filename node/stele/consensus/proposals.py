@@ -12,22 +12,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
 
+from stele.consensus.early import EarlyAnswers
+from stele.consensus.pending import Pending
 from stele.model.entry import ENTRY_COST_BYTES, Entry
 from stele.model.errors import Code, Retryable
 from stele.model.ids import OpId
 from stele.tablet.machine import Outcome
-
-
-@dataclass(slots=True, eq=False)
-class Pending:
-    """A write and the future of its outcome. `timestamp` is 0 until it is given to the core."""
-
-    payload: bytes
-    future: asyncio.Future[Outcome]
-    timestamp: int = 0
-    opid: OpId | None = None
 
 
 class Proposals:
@@ -39,6 +30,7 @@ class Proposals:
         self._posted: dict[int, Pending] = {}
         self.in_log: dict[int, Pending] = {}
         """By index."""
+        self.early = EarlyAnswers()
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self._posted) + len(self.in_log)
@@ -65,6 +57,7 @@ class Proposals:
             return False
         pending.opid = opid
         self.in_log[opid.index] = pending
+        self.early.proposed(pending, opid)
         return True
 
     def refused(self, context: int, error: Exception) -> bool:
@@ -72,7 +65,7 @@ class Proposals:
         pending = self._posted.pop(context, None)
         if pending is None:
             return False
-        _fail(pending, error)
+        pending.fails(error)
         return True
 
     def lost(self, opid: OpId) -> None:
@@ -80,29 +73,30 @@ class Proposals:
         pending = self.in_log.get(opid.index)
         if pending is not None and pending.opid == opid:
             del self.in_log[opid.index]
-            _fail(pending, _unknown(opid))
+            self.early.ended(opid.index, pending)
+            pending.fails(_unknown(opid))
 
     def applied(self, entry: Entry, outcome: Outcome) -> None:
         """An entry was applied: the write that was proposed at its index ends."""
         pending = self.in_log.pop(entry.index, None)
         if pending is None:
             return
+        self.early.ended(entry.index, pending)
         if pending.opid is not None and pending.opid.term == entry.term:
-            if not pending.future.done():
-                pending.future.set_result(outcome)
+            pending.ends(outcome)
         else:
-            _fail(pending, _unknown(pending.opid))
+            pending.fails(_unknown(pending.opid))
 
     def fail_waiting(self, error: Exception) -> None:
         """Fail the writes that were never given to the core."""
         while self.waiting:
-            _fail(self.next_waiting(), error)
+            self.next_waiting().fails(error)
 
     def fail_all(self, never: Exception) -> None:
         """The replica stops: `never` for what never entered the log, UNKNOWN_OUTCOME for the rest."""
         self.fail_waiting(never)
         for pending in (*self._posted.values(), *self.in_log.values()):
-            _fail(pending, _unknown(pending.opid))
+            pending.fails(_unknown(pending.opid))
         self._posted.clear()
         self.in_log.clear()
 
@@ -110,12 +104,6 @@ class Proposals:
         """Writes that have a timestamp at or below `timestamp` and no outcome yet."""
         given = (*self._posted.values(), *self.in_log.values())
         return [p.future for p in given if p.timestamp <= timestamp and not p.future.done()]
-
-
-def _fail(pending: Pending, error: Exception) -> None:
-    if not pending.future.done():
-        pending.future.set_exception(error)
-        pending.future.exception()  # the caller that waited may have gone; then nobody else retrieves it
 
 
 def _unknown(opid: OpId | None) -> Retryable:

@@ -25,7 +25,7 @@ from stele.model.errors import Code, InvariantViolation, Retryable, SteleError
 from stele.model.ids import ReplicaId
 from stele.raft import effects as fx
 from stele.raft.core import RaftCore
-from stele.raft.events import Event, LogRead, Persisted, Received, SyncStalled, Tick
+from stele.raft.events import Event, LogRead, LogWritten, Persisted, Received, SyncStalled, Tick
 from stele.raft.messages import Message
 from stele.raft.ports import persist_calls
 
@@ -87,6 +87,7 @@ class CoreRuntime:
         self._scheduled = False
         self._stopped = False
         self._held: deque[fx.Send] = deque()
+        self._held_until_written: deque[fx.Send] = deque()
         self._deadline_ms: int | None = 0  # of the core; None: ask the core, as a turn may have changed it
         self._asked = 0  # id of the last Persist
         self._durable = 0
@@ -180,6 +181,7 @@ class CoreRuntime:
         self.wake()
         self._events.clear()
         self._held.clear()
+        self._held_until_written.clear()
         self._appends.clear()
         for task in self._reads:
             task.cancel()
@@ -210,7 +212,9 @@ class CoreRuntime:
             if self._stopped:
                 return  # the log failed: effects that follow from what it refused must not be carried out
             if type(effect) is fx.Send:
-                if effect.after > self._durable:
+                if effect.written:
+                    self._held_until_written.append(effect)
+                elif effect.after > self._durable:
                     self._held.append(effect)
                 else:
                     self._sink.send(effect.to, effect.message)
@@ -237,6 +241,8 @@ class CoreRuntime:
             )
         else:
             calls = persist_calls(self._stream, persist, done)
+        if persist.tells_written:
+            calls = (*calls, partial(self._stream.when_written, partial(self._written, persist.id)))
         for call in calls:
             if self._appends or not self._taken(call):
                 self._appends.append(call)
@@ -264,20 +270,29 @@ class CoreRuntime:
         self._no_space = False
         return True
 
+    def _written(self, persist_id: int) -> None:
+        """All up to this Persist survives the end of the process. Not yet power loss."""
+        if self._release(self._held_until_written, persist_id) and self.core.role is fx.Role.LEADER:
+            self.post(LogWritten(persist_id))
+
     def _persisted(self, persist_id: int) -> None:
         if self._stopped:
             return
         if persist_id > self._durable:
             self._durable = persist_id
-        held = self._held
+        if self._release(self._held, persist_id):
+            self.post(Persisted(persist_id))
+
+    def _release(self, held: deque[fx.Send], persist_id: int) -> bool:
+        """Send what waited for this Persist or an earlier one. Returns False if that ended the replica."""
         try:
             while held and held[0].after <= persist_id:
                 send = held.popleft()
                 self._sink.send(send.to, send.message)
         except Exception as exc:  # noqa: BLE001 - as above
             self._core_failed(exc)
-            return
-        self.post(Persisted(persist_id))
+            return False
+        return True
 
     async def _read_log(self, request: fx.ReadLog) -> None:
         """Read the log, and try until it succeeds: the core sends the peer nothing before the answer."""

@@ -176,6 +176,8 @@ class StartedReplica:
                 self.writes.proposed(context, opid)
             case fx.ProposalRefused(context, code, message):
                 self.writes.refused(context, standing.error_of(code, message))
+            case fx.HeldByAll(index):
+                self.writes.held_by_all(index)
             case fx.ProposalLost(opid):
                 self.writes.lost(opid)
             case fx.ReadReady(context, index):

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
+from stele.consensus.pending import Pending
 from stele.consensus.ports import Host, ReplicaOptions
-from stele.consensus.proposals import Pending, Proposals
+from stele.consensus.proposals import Proposals
 from stele.consensus.runtime import CoreRuntime
 from stele.consensus.state import Standing
 from stele.consensus.storage import Storage
@@ -67,10 +68,19 @@ class Writes:
 
     # --- proposals
 
-    def submit(self, payload: bytes, *, small: bool = False) -> asyncio.Future[Outcome]:
+    def submit(
+        self,
+        payload: bytes,
+        *,
+        small: bool = False,
+        rows_only: bool = False,
+        early: asyncio.Future[Outcome] | None = None,
+    ) -> asyncio.Future[Outcome]:
         """Propose a WRITE. The future belongs to the replica: a caller may cancel only a shield of it.
 
-        `small`: it takes next to no space and frees some, so a full node accepts it.
+        `small`: it takes next to no space and frees some, so a full node accepts it. `rows_only`: it is a block of rows. `early`:
+        gets the outcome too, perhaps before the write is committed. Then the outcome says `in_memory`, and every voter has
+        written the entry to its log.
 
         Raises: Retryable: NOT_LEADER (with a hint), NO_QUORUM, NOT_READY (also where clocks are apart),
             THROTTLED, DISK_FULL. Rejected: TOO_LARGE.
@@ -97,7 +107,7 @@ class Writes:
             if self.proposals.waiting_bytes > self._options.raft.uncommitted_bytes_max:
                 raise Retryable("too many writes wait for this leader; slow down", code=Code.THROTTLED)
         future: asyncio.Future[Outcome] = self._loop.create_future()
-        pending = Pending(payload, future)
+        pending = Pending(payload, future, rows_only=rows_only, early=early)
         if timestamp is None:
             self.proposals.add(pending)
             self._schedule_pump()
@@ -112,7 +122,8 @@ class Writes:
         pending.timestamp = timestamp
         context = next(self._contexts)
         self.proposals.posted(context, pending)
-        self._runtime.post(Propose(context, EntryKind.WRITE, pending.payload, timestamp))
+        early = pending.early is not None
+        self._runtime.post(Propose(context, EntryKind.WRITE, pending.payload, timestamp, early))
 
     async def propose(
         self, payload: bytes, deadline_ms: int | None = None, *, small: bool = False
@@ -235,6 +246,12 @@ class Writes:
             del self._ceiling_contexts[context]
             self.ceilings[opid.index] = opid.term
 
+    def held_by_all(self, index: int) -> None:
+        """Every voter has the log up to `index` in its file."""
+        machine = self._storage.machine
+        if machine is not None and self._standing.leads:
+            self.proposals.early.held(index, machine.applied.index, machine)
+
     def refused(self, context: int, error: SteleError) -> None:
         """A proposal never entered a log."""
         if self.proposals.refused(context, error):
@@ -275,6 +292,7 @@ class Writes:
     def begin_leading(self) -> None:
         """This replica has become leader."""
         self.timestamps.lead()
+        self.proposals.early.lead(self._runtime.core.log.last_index)
         self.ceilings.clear()
         self._ceiling_contexts.clear()
 

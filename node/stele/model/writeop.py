@@ -102,6 +102,11 @@ def encode(header: WriteHeader, body: bytes) -> bytes:
     return packed + body
 
 
+def number_of(payload: bytes) -> bytes:
+    """Client id and sequence of an encoded write, as bytes. A repetition has the same."""
+    return payload[8:32]
+
+
 def decode(payload: bytes) -> tuple[WriteHeader, memoryview]:
     """The header, and the body without a copy.
 

@@ -17,6 +17,7 @@ from stele.raft.events import (
     Event,
     Fitness,
     LogRead,
+    LogWritten,
     PeerFailed,
     Persisted,
     Promote,
@@ -56,6 +57,8 @@ def cause_of(event: Event | None) -> str:
             return f"{type(event).__name__} at {now_ms} ms"
         case Persisted(persist_id=persist_id):
             return f"Persisted {persist_id}"
+        case LogWritten(persist_id=persist_id):
+            return f"LogWritten {persist_id}"
         case LogRead(to=to, first_index=first_index):
             return f"LogRead from {first_index} for {to}"
         case PeerFailed(replica_id=replica_id):

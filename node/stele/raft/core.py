@@ -186,16 +186,17 @@ class RaftCore:
 
     @property
     def read_point(self) -> tuple[int, int] | None:
-        """(term, commit index) of a leader. A read that came before this may be answered at that index once `confirmed_by` says
-        that this replica still led then (Raft §8).
+        """(term, index) of a leader: the commit index, or what callers were told early above it. A read that came before this
+        may be answered at that index once `confirmed_by` says that this replica still led then (Raft §8).
 
         None: this replica does not lead, has no rows, or has committed nothing in its term yet. Then ask by
         RequestRead.
         """
         state = self.state
-        if self._roles.leader is None or state.witness or not state.term_committed:
+        leader = self._roles.leader
+        if leader is None or state.witness or not state.term_committed:
             return None
-        return state.term, state.commit_index
+        return state.term, leader.read_index
 
     def leased(self, steady_us: int) -> bool:
         """Whether this replica leads and nobody else can, at this time of the node's steady clock. Then a read that came before

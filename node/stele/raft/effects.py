@@ -2,7 +2,8 @@
 
 The owner's duties:
 1. Persist effects go to the log in the order they come; `Persisted(id)` is fed back once that one is durable.
-2. A Send whose `after` is not 0 leaves only once the Persist of that id is durable.
+2. A Send whose `after` is not 0 leaves only once the Persist of that id is durable. If it says `written`, it leaves once that
+   Persist survives the end of the process.
 3. Committed entries are applied in order, each once. They never run ahead of this replica's own disk.
 4. ReadReady(context, index) is served once everything up to `index` is applied.
 5. A Propose that was answered by Proposed stays open until its OpId comes as Committed or as ProposalLost.
@@ -51,22 +52,26 @@ class HardState:
 class Persist:
     """Write in this order: the hard state; a truncation that drops all from `truncate_from` on; the entries.
 
-    Then sync.
+    Then sync. `tells_written`: feed back `LogWritten(id)`, too, once the file has it and before the sync.
     """
 
     id: int
     hard_state: HardState | None
     truncate_from: int | None
     entries: tuple[Entry, ...]
+    tells_written: bool = False
 
 
 @record
 class Send:
-    """Send a message; it must never leave before the Persist with id `after` is durable (0: at once)."""
+    """Send a message; it must never leave before the Persist with id `after` is durable (0: at once).
+
+    `written`: it may leave once that Persist is written to the log's file, though it is not synced."""
 
     to: ReplicaId
     message: Message
     after: int = 0
+    written: bool = False
 
 
 @record
@@ -82,6 +87,15 @@ class Proposed:
 
     context: int
     opid: OpId
+
+
+@record
+class HeldByAll:
+    """Every voter has this leader's log up to `index` in its log's file. Some have not synced it yet.
+
+    Given only for proposals that are `early`. No rule of Raft follows from it."""
+
+    index: int
 
 
 @record
@@ -243,6 +257,7 @@ Effect = (
     | Send
     | Committed
     | Proposed
+    | HeldByAll
     | ProposalRefused
     | ProposalLost
     | ReadReady

@@ -79,12 +79,15 @@ class Received:
 
 @record
 class Propose:
-    """Append an entry. Answered by Proposed or ProposalRefused; held back during a leadership transfer."""
+    """Append an entry. Answered by Proposed or ProposalRefused; held back during a leadership transfer.
+
+    `early`: the owner also wants to know when every voter has it in its log's file (HeldByAll)."""
 
     context: int
     kind: EntryKind
     payload: bytes
     timestamp: int = 0
+    early: bool = False
 
 
 @record
@@ -135,6 +138,13 @@ class Promote:
 @record
 class Persisted:
     """The Persist with this id, and all before it, survive power loss."""
+
+    persist_id: int
+
+
+@record
+class LogWritten:
+    """The Persist with this id, and all before it, survive the end of this process, but not yet power loss."""
 
     persist_id: int
 
@@ -214,6 +224,7 @@ Event = (
     | TransferLeadership
     | Promote
     | Persisted
+    | LogWritten
     | LogRead
     | RequestRead
     | DataArrived

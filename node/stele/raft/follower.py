@@ -102,6 +102,9 @@ class Follower:
                 if commit_index < log.config_index:
                     state.config_committed(commit_index, self._leader_has("committed"))
                 state.hand_out()
+        if request.early and entries and log.dirty and not state.outbox.hard_barrier():
+            # Not if the entries came before: then they are synced soon. Nor before the term is durable.
+            self._answer(sender, request, min(verified, log.durable_index), 0, written=verified)
         if entries:
             # The answer waits until the entries are durable, so it may cover all that is known to match.
             self._answer(sender, request, verified, state.outbox.log_barrier())
@@ -213,7 +216,10 @@ class Follower:
         )
         state.outbox.send(sender, response, state.outbox.hard_barrier())
 
-    def _answer(self, sender: ReplicaId, request: UpdateRequest, vouched: int, after: int) -> None:
+    def _answer(
+        self, sender: ReplicaId, request: UpdateRequest, vouched: int, after: int, written: int = 0
+    ) -> None:
+        """Vouch for the log up to `vouched`, once `after` is durable. Or say that it is `written` up to there, once it is."""
         state = self.state
         log = state.log
         last = log.opid_at(vouched) if vouched >= log.start.index else OpId(0, vouched)
@@ -229,8 +235,12 @@ class Follower:
             False,
             request.preceding.index,
             state.promise_lease(request) if request.lease_ms else 0,
+            written,
         )
-        state.outbox.send(sender, response, after)
+        if written:
+            state.outbox.send_once_written(sender, response)
+        else:
+            state.outbox.send(sender, response, after)
 
     # No leader
 

@@ -65,9 +65,9 @@ def check(core: RaftCore) -> None:
         f"last {log.last_opid}",
     )
     ensure(
-        log.handed_index <= log.durable_index <= log.issued_index <= log.last_index,
-        f"log marks out of order: handed {log.handed_index}, durable {log.durable_index}, issued "
-        f"{log.issued_index}",
+        log.handed_index <= log.durable_index <= log.written_index <= log.issued_index <= log.last_index,
+        f"log marks out of order: handed {log.handed_index}, durable {log.durable_index}, written "
+        f"{log.written_index}, issued {log.issued_index}",
     )
     ensure(log.last_term <= core.term, f"entry of term {log.last_term} in a log at term {core.term}")
     if core.role is Role.LEADER:

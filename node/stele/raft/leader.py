@@ -17,6 +17,7 @@ from stele.model.ids import OpId, ReplicaId
 from stele.raft.any_role import note_persisted, refuse_old_term, take_vote_response
 from stele.raft.changes import Changes
 from stele.raft.effects import (
+    HeldByAll,
     PeerForgot,
     ProposalRefused,
     Proposed,
@@ -26,6 +27,7 @@ from stele.raft.effects import (
 )
 from stele.raft.events import (
     LogRead,
+    LogWritten,
     PeerFailed,
     Persisted,
     Propose,
@@ -56,6 +58,7 @@ class Leader:
         "changes",
         "handover",
         "heartbeats",
+        "held_index",
         "lease",
         "peers",
         "reads",
@@ -67,6 +70,8 @@ class Leader:
     def __init__(self, state: RaftState, switch: Switch, changes_class: type[Changes] = Changes) -> None:
         self.state = state
         self.switch = switch
+        self.held_index = 0
+        """Up to here the owner was told that every voter has the log in its file (HeldByAll). No commit counts it."""
         self.reads = ReadRounds()
         self.peers = Peers(state)
         self.lease = Lease(state.self_replica, state.options.lease_ms)
@@ -129,6 +134,9 @@ class Leader:
             index = state.log.last_index + 1
             state.log.append(Entry(state.term, index, event.kind, event.timestamp, event.payload))
             state.outbox.others.append(Proposed(event.context, OpId(state.term, index)))
+            if event.early:
+                self.replication.early_index = index
+                state.outbox.early = True
 
     def _refuse(self, event: Propose, code: Code, message: str) -> None:
         self.state.outbox.others.append(ProposalRefused(event.context, code, message))
@@ -162,9 +170,14 @@ class Leader:
         # Until an entry of this term is committed, the commit index may be too low (Raft §8).
         if not reads.waiting or reads.asked or not state.term_committed:
             return False
-        reads.begin(state.commit_index)
+        reads.begin(self.read_index)
         self._answer_confirmed()
         return bool(reads.asked)
+
+    @property
+    def read_index(self) -> int:
+        """What a read that comes now must see: all that is committed, and all that may have been acknowledged without."""
+        return max(self.state.commit_index, self.held_index)
 
     def _answer_confirmed(self) -> None:
         state, reads = self.state, self.reads
@@ -191,7 +204,7 @@ class Leader:
             return
         last_index = state.log.last_index
         if response.preceding_index > last_index or (
-            response.success and response.last_received.index > last_index
+            response.success and max(response.last_received.index, response.written_index) > last_index
         ):
             state.ignore(sender, f"it acknowledges more than this log, which ends at {state.log.last_opid}")
             return
@@ -210,6 +223,8 @@ class Leader:
         if response.read_context and self.reads.acknowledge(sender, response.read_context):
             peers.recount = True
         if response.success:
+            if response.written_index > progress.written:
+                progress.written = response.written_index
             if progress.accepted(response, state.now_ms):
                 peers.recount = True
             if progress.promotes:
@@ -240,6 +255,7 @@ class Leader:
             progress.state is PeerState.PROBE and at != progress.next - 1
         ):
             return
+        progress.written = min(progress.written, at - 1)
         next_index = min(response.conflict_index, at)
         if response.conflict_term:
             mine = self.state.log.last_of_term(response.conflict_term, at - 1)
@@ -287,6 +303,10 @@ class Leader:
             if state.commit_index > state.log.handed_index:
                 state.hand_out()
 
+    def on_log_written(self, event: LogWritten) -> None:
+        """More of this leader's own copy is in its log's file. It counts for no commit."""
+        self.state.log.written(event.persist_id)
+
     def on_sync_stalled(self, event: SyncStalled) -> None:
         """Step down, because this leader's disk does not make entries durable."""
         state = self.state
@@ -319,6 +339,8 @@ class Leader:
             self.changes.consider_promotion()
             # With the new configuration, a majority may hold more.
             self._commit_turn()
+        if self.replication.early_index > state.commit_index:
+            self._hold_turn()
         if state.pending.transfer is not None or state.witness:
             self.handover.end_turn()
         reads = self.reads
@@ -331,6 +353,20 @@ class Leader:
             self._advance_commit()
             if self.state.commit_index > self.state.log.handed_index:
                 self.state.hand_out()
+
+    def _hold_turn(self) -> None:
+        """Tell the owner up to where every voter holds what is proposed early. README.md says what follows from that.
+
+        Not while members change: those who elect the next leader may be others then."""
+        state = self.state
+        log = state.log
+        if state.pending_change_index is not None:
+            return
+        held = self.peers.held_by_all(log.written_index)
+        held = min(held, self.replication.early_index)
+        if held > self.read_index and log.term_at(held) == state.term:
+            self.held_index = held
+            state.outbox.others.append(HeldByAll(held))
 
     def _advance_commit(self) -> None:
         """Commit what a majority of the voters holds, and note what all of them hold."""

@@ -4,7 +4,7 @@ configurations in it.
 Used by the core only. It writes nothing: `take_persist` says what the owner must write. The owner reads older
 entries back when a slow peer needs them. Entries that the store held at the start are never in memory.
 
-Invariants: handed_index <= durable_index <= issued_index <= last_index; the tail holds everything above
+Invariants: handed_index <= durable_index <= written_index <= issued_index <= last_index; the tail holds everything above
 handed_index; indexes are contiguous from start.index + 1.
 """
 
@@ -39,6 +39,8 @@ class LogView:
         self.last_term = start.term
         self.issued_index = start.index
         self.durable_index = start.index
+        self.written_index = start.index
+        """Up to here the log survives the end of the process, as far as the owner said."""
         self.handed_index = start.index
         self.unhanded_bytes = 0
         """Bytes of entries that are not handed out yet. A leader's flow control bounds it."""
@@ -68,7 +70,7 @@ class LogView:
             self.handed_index <= commit_index,
             f"log: entries up to {self.handed_index} were skipped, and only {commit_index} is committed",
         )
-        self.issued_index = self.durable_index = self.last_index
+        self.issued_index = self.written_index = self.durable_index = self.last_index
         self.dirty = False
         self.hand_out(commit_index)
 
@@ -218,6 +220,7 @@ class LogView:
         self.last_term = self._span_terms[-1]
         self.issued_index = self.last_index
         self.durable_index = min(self.durable_index, self.last_index)
+        self.written_index = min(self.written_index, self.last_index)
         self._in_flight = [(pid, min(last, self.last_index)) for pid, last in self._in_flight]
         self._truncate_from = (
             from_index if self._truncate_from is None else min(self._truncate_from, from_index)
@@ -244,7 +247,15 @@ class LogView:
         before = self.durable_index
         while self._in_flight and self._in_flight[0][0] <= persist_id:
             self.durable_index = self._in_flight.pop(0)[1]
+        if self.durable_index > self.written_index:
+            self.written_index = self.durable_index
         return self.durable_index > before
+
+    def written(self, persist_id: int) -> None:
+        """Note that everything up to this Persist is in the log's file."""
+        for issued, last in self._in_flight:
+            if issued <= persist_id and last > self.written_index:
+                self.written_index = last
 
     def hand_out(self, up_to: int) -> tuple[Entry, ...]:
         """Hand out the entries up to `up_to`; returns those not handed out before.

@@ -26,6 +26,7 @@ class UpdateRequest:
     - `sent_ms`: the leader's clock; the answer repeats it.
     - `all_replicated_index`: the last index that every voter holds durably. A witness may drop its log up to
       there.
+    - `early`: answer also when `entries` are written to the log's file, before they are synced.
     - `lease_ms`: for how long the receiver is asked to elect nobody else; 0: not at all. `lease_sent_ms`: when
       this left, by the leader's steady clock.
     """
@@ -39,6 +40,7 @@ class UpdateRequest:
     all_replicated_index: int = 0
     lease_ms: int = 0
     lease_sent_ms: int = 0
+    early: bool = False
 
 
 @record
@@ -53,6 +55,8 @@ class UpdateResponse:
     - `failed`: this replica is FAILED, and its answers count for nothing.
     - `has_data`: it holds the rows, not only the log (false for a young witness).
     - `lease_sent_ms`: repeated from the request if this replica promises the lease that it asks for, else 0.
+    - `written_index`: up to here the log matches the leader's and survives the end of this process. 0: not told. It counts for
+      no commit.
     """
 
     term: int
@@ -66,6 +70,7 @@ class UpdateResponse:
     failed: bool = False
     preceding_index: int = 0
     lease_sent_ms: int = 0
+    written_index: int = 0
 
 
 @record

@@ -22,6 +22,7 @@ class Outbox:
         "_persists",
         "_waiting",
         "durable_id",
+        "early",
         "hard_state",
         "others",
         "persist_id",
@@ -31,6 +32,8 @@ class Outbox:
         self._log = log
         self.hard_state: HardState | None = None
         """Term and vote to write with the next Persist; None if neither has changed since the last one."""
+        self.early = False
+        """Whether the owner shall say when the next Persist is written, before it is durable."""
         self.persist_id = 0
         """Id of the last Persist issued."""
         self.durable_id = 0
@@ -61,6 +64,11 @@ class Outbox:
         """
         (self._waiting if after else self._at_once).append(Send(to, message, after))
 
+    def send_once_written(self, to: ReplicaId, message: Message) -> None:
+        """Send `message` once the log's new entries are written to its file. It must promise no more than that."""
+        self.early = True
+        self._waiting.append(Send(to, message, self.persist_id + 1, True))
+
     def persist(self) -> None:
         """Issue a Persist of all changes since the last one, if there are any."""
         hard = self.hard_state
@@ -71,7 +79,8 @@ class Outbox:
             self.hard_state = None
             self._hard_id = self.persist_id
         truncate_from, entries = self._log.take_persist(self.persist_id)
-        self._persists.append(Persist(self.persist_id, hard, truncate_from, entries))
+        self._persists.append(Persist(self.persist_id, hard, truncate_from, entries, self.early))
+        self.early = False
 
     def take(self) -> list[Effect]:
         """Give out the turn's effects in their order."""

@@ -80,6 +80,17 @@ class Peers:
         own, progress = self._state.self_replica, self.progress
         return sum(1 for voter in self.voters if voter == own or progress[voter].heard_since(since_ms))
 
+    def held_by_all(self, own_written: int) -> int:
+        """Up to which index every voter has the log in its file, as far as they said; 0 if one of them is FAILED.
+
+        `own_written`: this leader's own file."""
+        held = own_written
+        for voter in self.voters:
+            if voter != self._state.self_replica:
+                progress = self.progress[voter]
+                held = min(held, 0 if progress.failed else max(progress.match, progress.written))
+        return held
+
     def matches(self, own_match: int) -> list[int]:
         """Up to which index each voter's copy counts, lowest first.
 

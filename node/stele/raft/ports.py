@@ -85,6 +85,11 @@ class LogPort(Protocol):
     def pop_entries(self, from_index: int, done: Done | None = None) -> None:
         """Drop the suffix that begins at `from_index`. Nothing happens if the log ends before it."""
 
+    def when_written(self, done: Done) -> None:
+        """Call `done` once all calls so far survive the end of this process. Power loss may still take them.
+
+        It is called later, never from within the call, and before the `done` of any call after this one."""
+
     def begin_snapshot(self, opid: OpId, done: Done | None = None) -> None:
         """A snapshot at `opid` is coming. `load` gives the same as before."""
 
@@ -193,6 +198,9 @@ class Appends(Protocol):
         """As LogPort."""
 
     def pop_entries(self, from_index: int, done: Done | None = None) -> None:
+        """As LogPort."""
+
+    def when_written(self, done: Done) -> None:
         """As LogPort."""
 
 

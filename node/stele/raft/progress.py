@@ -42,6 +42,7 @@ class Progress:
         "updated_ms",
         "window_bytes",
         "window_bytes_max",
+        "written",
     )
 
     def __init__(self, replica_id: ReplicaId, next_index: int, now_ms: int, window_bytes_max: int) -> None:
@@ -52,6 +53,9 @@ class Progress:
 
         Below `next`; falls only in `forgot`.
         """
+        self.written = 0
+        """The peer's log matches up to here and is in its file, as it said in this term. It need not be synced, and counts for no
+        commit."""
         self.next = next_index
         """The next index to send: above `match`, at most one past the leader's log."""
         self.probe_sent = False
@@ -170,7 +174,7 @@ class Progress:
 
     def forgot(self, now_ms: int) -> None:
         """It has lost entries that it acknowledged."""
-        self.match = 0
+        self.match = self.written = 0
         self.moved_ms = now_ms
 
     def sent(self, last_index: int, size: int, now_ms: int) -> None:

@@ -21,13 +21,15 @@ from stele.raft.status import PeerState
 class Replication:
     """Sends UpdateRequest to the peers of one leadership."""
 
-    __slots__ = ("_lease", "_peers", "_reads", "_request", "_state")
+    __slots__ = ("_lease", "_peers", "_reads", "_request", "_state", "early_index")
 
     def __init__(self, state: RaftState, peers: Peers, reads: ReadRounds, lease: Lease) -> None:
         self._state = state
         self._peers = peers
         self._reads = reads
         self._lease = lease
+        self.early_index = 0
+        """The newest entry of which the owner wants to know that every voter has it in its file; 0: none."""
         self._request: UpdateRequest | None = None
         """The last message with entries of this turn.
 
@@ -96,6 +98,7 @@ class Replication:
             state.now_ms,
             state.all_replicated_index,
             *self._lease.asks(state.steady_ms),
+            bool(entries) and self.early_index > preceding_index,
         )
 
     def _update(self, progress: Progress, request: UpdateRequest) -> None:

@@ -90,6 +90,17 @@ class Applying:
             return Lookup(partial(self._look_up, header, body))
         return self._apply_write(entry, header, body, found)
 
+    def foreseen(self, payload: bytes, timestamp: int) -> Outcome | None:
+        """See StateMachine."""
+        header, _ = writeop.decode(payload)
+        certain = (
+            header.kind is BodyKind.BLOCK
+            and header.attempt is None
+            and self._is_plain(header)
+            and self._once.surely_new(header, timestamp)
+        )
+        return Outcome(timestamp, in_memory=True) if certain else None
+
     def apply(self, entry: Entry, found: Found | None = None) -> Outcome:
         """See StateMachine."""
         if entry.kind is EntryKind.WRITE:

@@ -225,6 +225,22 @@ class ExactlyOnce:
         client = self._clients.get(header.client_id)
         return client is not None and header.sequence in client.outcomes
 
+    def surely_new(self, header: WriteHeader, timestamp: int) -> bool:
+        """Whether `earlier` will call this write new, if only writes of other numbers are applied before. Changes nothing.
+
+        Not for a client that is unknown: new clients in the log may raise the expiry mark above it."""
+        if header.client_id == NO_CLIENT:
+            return True
+        client = self._clients.get(header.client_id)
+        return (
+            client is not None
+            and header.sequence not in client.outcomes
+            and header.sequence >= max(client.lowest, header.lowest_unfinished)
+            and len(client.outcomes) < UNFINISHED_MAX
+            and physical_us(timestamp) <= client.last_us + self._idle_us
+            and len(self._clients) + len(self._expected) <= self._clients_max
+        )
+
     def may_know(self, client_id: bytes, sequence: int, first_attempt_us: int) -> bool:
         """Whether this write may have been applied before. Changes nothing."""
         client = self._clients.get(client_id)

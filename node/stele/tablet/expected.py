@@ -25,6 +25,9 @@ class Expected:
     def __contains__(self, one: bytes) -> bool:
         return one in self._ids
 
+    def __len__(self) -> int:
+        return len(self._ids)
+
     def add(self, one: bytes) -> None:
         """A write of this id is proposed."""
         self._ids.add(one)

@@ -301,6 +301,10 @@ class KeySpace:
 
     # --- applying
 
+    def foreseen(self, payload: bytes, timestamp: int) -> Outcome | None:
+        """See StateMachine. Conditions, leases and watches rest on what is applied, so nothing is certain before."""
+        return None
+
     def begin(self, entry: Entry) -> Outcome | Lookup:
         """See StateMachine. Applies at once, because nothing here takes long."""
         return self.apply(entry)

@@ -50,7 +50,7 @@ class Outcome:
     If `code` is not OK, the whole write was refused and changed nothing; `message` says why. Rows in
     `row_errors` were not written, all others were. `value`: the answer of a key space operation. `duplicate`:
     this entry repeats an earlier one. `schema_version`: the version that the table has from here on; 0 if the
-    entry did not change it.
+    entry did not change it. `in_memory`: told before the entry was committed.
     """
 
     timestamp: int = 0
@@ -60,6 +60,7 @@ class Outcome:
     message: str = ""
     duplicate: bool = False
     schema_version: int = 0
+    in_memory: bool = False
 
     def error(self) -> SteleError | None:
         """The exception for a refused write; None if the write was done."""
@@ -137,6 +138,11 @@ class StateMachine(Protocol):
 
     def knows_client(self, client_id: bytes) -> bool:
         """Whether it applied a write of this client id and has not forgotten it."""
+
+    def foreseen(self, payload: bytes, timestamp: int) -> Outcome | None:
+        """The outcome that a WRITE entry will have, if it is certain; else None. Changes nothing.
+
+        Between what is applied and this entry there may be blocks of rows and ceilings, and nothing else."""
 
     def begin(self, entry: Entry) -> Outcome | Lookup:
         """As `apply`, but takes at most a few milliseconds, for an event loop.

@@ -294,6 +294,10 @@ class TabletStore:
 
     # --- applying
 
+    def foreseen(self, payload: bytes, timestamp: int) -> Outcome | None:
+        """See StateMachine: only a block whose effect is independent of the stored rows, of a client that is known."""
+        return self._applying.foreseen(payload, timestamp)
+
     def begin(self, entry: Entry) -> Outcome | Lookup:
         """See StateMachine. Looks up a small block's rows at once, if the files' parts that it needs were
         read before."""

@@ -51,6 +51,8 @@ def encode_body(message: Message) -> bytes:
                 update.lease_ms = message.lease_ms
             if message.lease_sent_ms:
                 update.lease_sent_ms = message.lease_sent_ms
+            if message.early:
+                update.early = True
             for entry in message.entries:
                 update.entries.add(
                     term=entry.term,
@@ -79,6 +81,8 @@ def encode_body(message: Message) -> bytes:
                 response.failed = True
             if message.lease_sent_ms:
                 response.lease_sent_ms = message.lease_sent_ms
+            if message.written_index:
+                response.written_index = message.written_index
         case VoteRequest():
             envelope.vote.CopyFrom(
                 consensus_pb2.VoteRequest(
@@ -133,6 +137,7 @@ def message_from_pb(envelope: consensus_pb2.ConsensusMessage) -> Message:
                 u.all_replicated_index,
                 u.lease_ms,
                 u.lease_sent_ms,
+                u.early,
             )
         case "update_response":
             r = envelope.update_response
@@ -149,6 +154,7 @@ def message_from_pb(envelope: consensus_pb2.ConsensusMessage) -> Message:
                 r.failed,
                 r.preceding_index,
                 r.lease_sent_ms,
+                r.written_index,
             )
         case "vote":
             v = envelope.vote

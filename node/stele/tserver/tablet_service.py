@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from stele import metrics
 from stele.consensus.ports import InThread
 from stele.consensus.replica import Replica
 from stele.model import writeop
@@ -140,18 +141,22 @@ class TabletService(TabletServerServiceServicer):
         new_job = header.attempt is not None and not machine.knows_job(header.attempt.job)
         if header.attempt is not None and new_job:
             self._check_made("the job", header.attempt.made_us, replica)
+        early = _early(request.durability)
         is_new = self._admit(replica, header)
-        future = replica.writes.submit(writeop.encode(header, block))
+        future = replica.writes.submit(writeop.encode(header, block), rows_only=True, early=early)
         self._load.add(replica, write_units(len(block)))
         if is_new or new_job:
             _expect(machine, header, future)
-        return future
+        return early or future
 
     def end_write(self, outcome: Outcome) -> pb.WriteResponse:
         """The answer to a write with this outcome."""
         if (error := outcome.error()) is not None:
             raise error
         response = pb.WriteResponse(timestamp=outcome.timestamp)
+        if outcome.in_memory:
+            response.durability = pb.MEMORY
+            metrics.writes_in_memory.cell()[0] += 1
         for each in outcome.row_errors:
             response.row_errors.add(row=each.row, code=int(each.code), message=each.message)
         return response
@@ -399,6 +404,17 @@ def _check_digest(block: bytes, digest: int) -> int:
     if digest and digest != found:
         raise Rejected("the block does not match its digest; send it again", code=Code.DIGEST_MISMATCH)
     return found
+
+
+def _early(durability: int) -> asyncio.Future[Outcome] | None:
+    """The future of the first answer, for a caller that is content with less than a commit; else None."""
+    if durability == pb.SYNCED:
+        return None
+    if durability != pb.MEMORY:
+        raise Rejected(
+            f"durability {durability}: this program knows 0 (synced) and 1 (memory); upgrade it, or ask for one of them"
+        )
+    return asyncio.get_running_loop().create_future()
 
 
 def attempt_of(request: pb.WriteRequest) -> Attempt | None:

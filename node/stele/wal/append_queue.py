@@ -36,6 +36,15 @@ class Checkpoint:
         self.position: Position | None = None
 
 
+class Written:
+    """Asks the writer to run `done` once all that was queued before is written to the file, before its sync."""
+
+    __slots__ = ("done",)
+
+    def __init__(self, done: Done) -> None:
+        self.done = done
+
+
 class Rewritten(tuple[Entry, ...]):
     """Entries that are written to the log a second time. The cache already counts those that are in
     memory."""
@@ -43,9 +52,9 @@ class Rewritten(tuple[Entry, ...]):
     __slots__ = ()
 
 
-Item = tuple[State | None, Sequence[Entry] | None, Record | Checkpoint | None, Done | None]
-"""(stream, entries, record, done): entries or one record. Without a stream: a checkpoint or only a
-callback."""
+Item = tuple[State | None, Sequence[Entry] | None, Record | Checkpoint | Written | None, Done | None]
+"""(stream, entries, record, done): entries or one record. Without a stream: a checkpoint, a question for what is written,
+or only a callback."""
 
 
 class SmallBatchWriter(Protocol):

@@ -17,7 +17,7 @@ import structlog
 
 from stele.model.entry import Entry
 from stele.model.errors import Code, Corrupt, ensure
-from stele.wal.append_queue import Checkpoint, Done, Item, Rewritten, SmallBatchWriter, Writer
+from stele.wal.append_queue import Checkpoint, Done, Item, Rewritten, SmallBatchWriter, Writer, Written
 from stele.wal.base import SharedLog
 from stele.wal.format import RECORD, GroupKind, Kind, Record
 from stele.wal.options import SyncMode
@@ -79,6 +79,7 @@ class Appender:
         self.unsettled: SmallBatchWriter | None = None
         """Writes small batches in the loop's thread, and knows the batch whose background sync has not
         ended."""
+        self._written: list[Done] = []  # callbacks for what is written now
         self._log = log
         self._unindexed: list[tuple[int, int, list[_Row]]] = []  # sequence, offset of the group, its rows
         self._unsynced_since = 0.0
@@ -194,6 +195,8 @@ class Appender:
             if checkpoints:
                 saved = tuple(s.saved() for s in log.states.values())
         force = not items or self.write(items)
+        if self._written:
+            log.dispatch(self.take_written())
         dones = [done for _, _, _, done in items if done is not None]
         if force or log.options.sync is SyncMode.ALWAYS:
             self._sync()
@@ -230,6 +233,8 @@ class Appender:
                 assert state is not None
                 self._add_record(group, state, record)
                 force |= record.kind not in _SOFT
+            elif isinstance(record, Written):
+                self._written.append(record.done)
             else:
                 force = True
             if group.size >= limit:
@@ -240,6 +245,11 @@ class Appender:
         self._write_staged()
         self._log.stats.batches += 1
         return force
+
+    def take_written(self) -> list[Done]:
+        """The callbacks that waited for what `write` has written."""
+        written, self._written = self._written, []
+        return written
 
     def _add_entries(self, group: _Group, state: State, entries: Sequence[Entry]) -> None:
         """Put one call's entries into one group, so that a crash keeps all of them or none."""

@@ -81,13 +81,17 @@ class LoopWriter:
 
     def begin(self, items: list[Item]) -> None:
         """Write a batch and begin its sync. The writer is the loop's thread."""
-        self._appender.guard(self._begin, items)
+        written = self._appender.guard(self._begin, items)
+        if written:
+            call_all(written)
 
-    def _begin(self, items: list[Item]) -> None:
+    def _begin(self, items: list[Item]) -> list[Done]:
+        """Returns the callbacks that waited for the batch to be written."""
         appender, stats = self._appender, self._log.stats
         begin = self._clock()
         appender.write(items)
         stats.loop_batches += 1
+        written = appender.take_written()
         self._dones = [done for _, _, _, done in items if done is not None]
         self._begun = self._clock()
         took = self._begun - begin
@@ -110,6 +114,7 @@ class LoopWriter:
             self._under_way = True
             with self._log.lock:
                 self._log.append_queue.pass_writer(Writer.LOOP, Writer.KERNEL)
+        return written
 
     def _sync_ended(self) -> None:
         """Called by the loop: the background sync may have ended."""

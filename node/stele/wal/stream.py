@@ -21,7 +21,7 @@ from stele.model.logrecord import (
     TermRecord,
     VoteRecord,
 )
-from stele.wal.append_queue import RECORD_COST_BYTES, Done, Rewritten
+from stele.wal.append_queue import RECORD_COST_BYTES, Done, Rewritten, Written
 from stele.wal.base import SharedLog
 from stele.wal.extents import Extent
 from stele.wal.format import Kind, Record
@@ -133,6 +133,13 @@ class StreamLog:
                 )
             state.put(entries)
             log.append_queue.push((state, entries, None, done), size)
+
+    def when_written(self, done: Done) -> None:
+        """See LogPort."""
+        with self._log.lock:
+            self._check_live()
+            self._log.admit_control()
+            self._log.append_queue.push((None, None, Written(done), None), 0)
 
     def pop_entries(self, from_index: int, done: Done | None = None) -> None:
         """See LogPort."""

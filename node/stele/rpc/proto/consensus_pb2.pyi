@@ -283,6 +283,7 @@ class UpdateConsensusRequest(_message.Message):
     ALL_REPLICATED_INDEX_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
     LEASE_SENT_MS_FIELD_NUMBER: _builtins.int
+    EARLY_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     commit_index: _builtins.int
     read_context: _builtins.int
@@ -294,6 +295,8 @@ class UpdateConsensusRequest(_message.Message):
     """how long the receiver shall elect nobody else; 0: not asked. From cluster version 2 on"""
     lease_sent_ms: _builtins.int
     """the leader's steady clock"""
+    early: _builtins.bool
+    """answer also when the entries are written, before they are synced"""
     @_builtins.property
     def preceding(self) -> _common_pb2.OpIdPB: ...
     @_builtins.property
@@ -310,10 +313,11 @@ class UpdateConsensusRequest(_message.Message):
         all_replicated_index: _builtins.int = ...,
         lease_ms: _builtins.int = ...,
         lease_sent_ms: _builtins.int = ...,
+        early: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["preceding", b"preceding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_replicated_index", b"all_replicated_index", "commit_index", b"commit_index", "entries", b"entries", "lease_ms", b"lease_ms", "lease_sent_ms", b"lease_sent_ms", "preceding", b"preceding", "read_context", b"read_context", "sent_ms", b"sent_ms", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_replicated_index", b"all_replicated_index", "commit_index", b"commit_index", "early", b"early", "entries", b"entries", "lease_ms", b"lease_ms", "lease_sent_ms", b"lease_sent_ms", "preceding", b"preceding", "read_context", b"read_context", "sent_ms", b"sent_ms", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -334,6 +338,7 @@ class UpdateConsensusResponse(_message.Message):
     FAILED_FIELD_NUMBER: _builtins.int
     PRECEDING_INDEX_FIELD_NUMBER: _builtins.int
     LEASE_SENT_MS_FIELD_NUMBER: _builtins.int
+    WRITTEN_INDEX_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     success: _builtins.bool
     conflict_index: _builtins.int
@@ -347,6 +352,8 @@ class UpdateConsensusResponse(_message.Message):
     """echoed"""
     lease_sent_ms: _builtins.int
     """echoed if this replica promises the lease, else 0"""
+    written_index: _builtins.int
+    """the log matches up to here, and is in the log's file; 0: not told. Counts for no commit"""
     @_builtins.property
     def last_received(self) -> _common_pb2.OpIdPB:
         """durable"""
@@ -365,10 +372,11 @@ class UpdateConsensusResponse(_message.Message):
         failed: _builtins.bool = ...,
         preceding_index: _builtins.int = ...,
         lease_sent_ms: _builtins.int = ...,
+        written_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_received", b"last_received"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conflict_index", b"conflict_index", "conflict_term", b"conflict_term", "failed", b"failed", "has_data", b"has_data", "last_received", b"last_received", "lease_sent_ms", b"lease_sent_ms", "preceding_index", b"preceding_index", "read_context", b"read_context", "sent_ms", b"sent_ms", "success", b"success", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conflict_index", b"conflict_index", "conflict_term", b"conflict_term", "failed", b"failed", "has_data", b"has_data", "last_received", b"last_received", "lease_sent_ms", b"lease_sent_ms", "preceding_index", b"preceding_index", "read_context", b"read_context", "sent_ms", b"sent_ms", "success", b"success", "term", b"term", "written_index", b"written_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,6 +20,25 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _DurabilityPB:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DurabilityPBEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DurabilityPB.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SYNCED: _DurabilityPB.ValueType  # 0
+    """a majority of the voters has synced it"""
+    MEMORY: _DurabilityPB.ValueType  # 1
+    """every voter has written it to its log's file, and not all of a majority has synced it"""
+
+class DurabilityPB(_DurabilityPB, metaclass=_DurabilityPBEnumTypeWrapper): ...
+
+SYNCED: DurabilityPB.ValueType  # 0
+"""a majority of the voters has synced it"""
+MEMORY: DurabilityPB.ValueType  # 1
+"""every voter has written it to its log's file, and not all of a majority has synced it"""
+Global___DurabilityPB: _TypeAlias = DurabilityPB  # noqa: Y015
+
 class _KvOpPB:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -238,6 +257,7 @@ class WriteRequest(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     TABLET_INCARNATION_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    DURABILITY_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     client_id: _builtins.bytes
     """16 bytes"""
@@ -252,6 +272,8 @@ class WriteRequest(_message.Message):
     deadline_ms: _builtins.int
     """how long the client will wait"""
     tablet_incarnation: _builtins.int
+    durability: Global___DurabilityPB.ValueType
+    """what the caller is content with. An older leader answers after the commit, so with more"""
     @_builtins.property
     def attempt(self) -> Global___AttemptPB:
         """only of a job's write, and only if cluster version 2 is finalized"""
@@ -269,10 +291,11 @@ class WriteRequest(_message.Message):
         deadline_ms: _builtins.int = ...,
         tablet_incarnation: _builtins.int = ...,
         attempt: Global___AttemptPB | None = ...,
+        durability: Global___DurabilityPB.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block", b"block", "client_id", b"client_id", "deadline_ms", b"deadline_ms", "digest", b"digest", "first_attempt_us", b"first_attempt_us", "lowest_unfinished", b"lowest_unfinished", "sequence", b"sequence", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block", b"block", "client_id", b"client_id", "deadline_ms", b"deadline_ms", "digest", b"digest", "durability", b"durability", "first_attempt_us", b"first_attempt_us", "lowest_unfinished", b"lowest_unfinished", "sequence", b"sequence", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -345,8 +368,11 @@ class WriteResponse(_message.Message):
     TIMESTAMP_FIELD_NUMBER: _builtins.int
     ROW_ERRORS_FIELD_NUMBER: _builtins.int
     OPID_FIELD_NUMBER: _builtins.int
+    DURABILITY_FIELD_NUMBER: _builtins.int
     timestamp: _builtins.int
     """hybrid time of the batch"""
+    durability: Global___DurabilityPB.ValueType
+    """what the write got: what was asked for, or more"""
     @_builtins.property
     def row_errors(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowErrorPB]:
         """rows not listed were written"""
@@ -359,10 +385,11 @@ class WriteResponse(_message.Message):
         timestamp: _builtins.int = ...,
         row_errors: _abc.Iterable[Global___RowErrorPB] | None = ...,
         opid: _common_pb2.OpIdPB | None = ...,
+        durability: Global___DurabilityPB.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["opid", b"opid"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["opid", b"opid", "row_errors", b"row_errors", "timestamp", b"timestamp"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durability", b"durability", "opid", b"opid", "row_errors", b"row_errors", "timestamp", b"timestamp"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

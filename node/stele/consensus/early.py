@@ -1,0 +1,61 @@
+"""Writes whose callers are content once every voter holds them, though they are not synced. Owned by Proposals; no I/O.
+
+Such a write gets an outcome before it is committed, if the outcome is certain. It is a block whose effect is independent of the
+stored rows, and its client is known. Nothing before it in the log that is not applied could change that. Any other write waits until
+it is applied.
+
+Invariant: the outcome that is told early is the one that applying gives, unless the entry is never committed.
+"""
+
+from __future__ import annotations
+
+from stele.consensus.pending import Pending
+from stele.model import writeop
+from stele.model.ids import OpId
+from stele.tablet.machine import StateMachine
+
+
+class EarlyAnswers:
+    """The writes of one leader that may be answered early."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Pending] = {}  # by index, rising
+        self._numbers: dict[
+            bytes, int
+        ] = {}  # by client and sequence: the index of the first entry in the log
+        self._after = 0
+
+    def lead(self, last_index: int) -> None:
+        """This replica leads. What earlier leaders left in its log, up to here, must be applied first."""
+        self._after = last_index
+        self._waiting.clear()
+        self._numbers.clear()
+
+    def proposed(self, pending: Pending, opid: OpId) -> None:
+        """A write is in the log at `opid`."""
+        if not pending.rows_only:
+            self._after = opid.index
+        elif pending.early is not None and self._is_first(pending, opid.index):
+            self._waiting[opid.index] = pending
+
+    def _is_first(self, pending: Pending, index: int) -> bool:
+        """Whether it repeats none of them. A repetition gets the outcome of the first one, which has another timestamp."""
+        return self._numbers.setdefault(writeop.number_of(pending.payload), index) == index
+
+    def held(self, index: int, applied_index: int, machine: StateMachine) -> None:
+        """Every voter holds the log up to `index`. Answer the writes whose outcome is certain."""
+        if applied_index < self._after:
+            return
+        while self._waiting and (first := next(iter(self._waiting))) <= index:
+            pending = self._waiting.pop(first)
+            outcome = machine.foreseen(pending.payload, pending.timestamp)
+            if outcome is not None and pending.early is not None and not pending.early.done():
+                pending.early.set_result(outcome)
+
+    def ended(self, index: int, pending: Pending) -> None:
+        """The write at `index` was applied, or was dropped from this log."""
+        if pending.early is not None:
+            self._waiting.pop(index, None)
+            number = writeop.number_of(pending.payload)
+            if self._numbers.get(number) == index:
+                del self._numbers[number]

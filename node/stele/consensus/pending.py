@@ -1,0 +1,41 @@
+"""A write without an outcome yet. Made by Writes, owned by Proposals.
+
+Invariant: `future` ends exactly once, and `early` with it at the latest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from stele.model.ids import OpId
+from stele.tablet.machine import Outcome
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A write and the future of its outcome. `timestamp` is 0 until it is given to the core.
+
+    `rows_only`: it changes rows alone, so not what becomes of other writes. `early`: of a caller that is content with less
+    than a commit.
+    """
+
+    payload: bytes
+    future: asyncio.Future[Outcome]
+    timestamp: int = 0
+    opid: OpId | None = None
+    rows_only: bool = False
+    early: asyncio.Future[Outcome] | None = None
+
+    def ends(self, outcome: Outcome) -> None:
+        """It was applied, with this outcome."""
+        for future in (self.future, self.early):
+            if future is not None and not future.done():
+                future.set_result(outcome)
+
+    def fails(self, error: Exception) -> None:
+        """It never entered a log, or this log dropped it."""
+        for future in (self.future, self.early):
+            if future is not None and not future.done():
+                future.set_exception(error)
+                future.exception()  # the caller that waited may have gone; then nobody else retrieves it
