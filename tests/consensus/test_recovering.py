@@ -116,7 +116,7 @@ async def test_orders_that_do_not_fit_are_refused_and_change_nothing(group_of: M
         (replace(order, at_least=OpId(order.at_least.term, order.at_least.index + 9)), Code.CAS_FAILED),
         (replace(order, incarnation=0), Code.STALE_INCARNATION),
         (replace(order, incarnation=FAR), Code.STALE_INCARNATION),
-        (replace(order, key=replace(order.key, replica_id=7)), Code.NOT_FOUND),  # type: ignore[arg-type]
+        (replace(order, key=order.key._replace(replica_id=7)), Code.NOT_FOUND),
     ):
         with pytest.raises(Rejected) as refused:
             await manager.make_sole_voter(wrong)
