@@ -213,8 +213,9 @@ def up(folder: Path, machines: int | None, zones: int | None, node_grace: float,
         command += [word, str(value)] if value is not None else []
     runs = owner_of(folder) is not None
     original = None if runs else original_of(folder)
-    process = None if runs else _background(command, folder)
+    process: subprocess.Popen[bytes] | None = None
     try:
+        process = None if runs else _background(command, folder)
         _await_access(folder, process)
         returning = [] if runs else _await_pods(folder, patience_s)
     except BaseException as error:
