@@ -6,12 +6,14 @@ Invariant: an unknown option is refused. A misspelt `where` would read the whole
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from stele.model import texts
+from stele.model.bounds import HISTORY_MAX_MS
 from stele.model.errors import Rejected, SteleError
 from stele.model.holds import BYTES_DEFAULT, BYTES_MAX, BYTES_MIN, EXPIRES_MAX_MS, EXPIRES_MIN_MS, name_of
 from stele.model.nearest import did_you_mean
@@ -21,6 +23,9 @@ TABLE, EARLIEST, LATEST = STARTS = ("table", "earliest", "latest")
 """Where a stream may start, beside times."""
 VERSIONS = ("every", "newest")
 CURSOR_EXPIRES_S = 86_400
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,3})?")
+"""To the millisecond, as Flight's command has it."""
+_STALENESS_MAX_S = HISTORY_MAX_MS // 1_000
 SPLIT_BYTES, _SPLIT_BYTES_MIN, _SPLIT_BYTES_MAX = 64 << 20, 1 << 16, 1 << 40
 OPTIONS = {
     "masters": "host:port of the masters, separated by commas",
@@ -28,6 +33,7 @@ OPTIONS = {
     "columns": "for reads: the columns to read, separated by commas",
     "where": "for reads: comparisons joined by AND",
     "snapshot": "for reads: a hybrid time, or an ISO 8601 time",
+    "maxStaleness": "for reads: how many seconds old rows may be; followers serve them",
     "splitBytes": "for reads and streams: about how many bytes of files a task reads",
     "zone": "for reads and streams: where tasks run; replicas there are read first",
     "op": f"for writes: {', '.join(WRITE_OPS)}",
@@ -89,7 +95,7 @@ class Following:
 @dataclass(frozen=True, slots=True)
 class Options:
     """The options of one read, stream or write, checked. `is_stream`: an option of streams is among them. `columns`: none
-    for all of the table."""
+    for all of the table. `max_staleness_s`: None for rows of the present, or of `snapshot`."""
 
     masters: tuple[str, ...]
     table: str
@@ -104,6 +110,7 @@ class Options:
     columns: tuple[str, ...] = ()
     split_bytes: int = SPLIT_BYTES
     zone: str = ""
+    max_staleness_s: float | None = None
 
     @staticmethod
     def parse(raw: dict[str, str]) -> Options:
@@ -124,6 +131,9 @@ class Options:
             snapshot = texts.snapshot(text)
         except ValueError as exc:
             faults.append(f'"snapshot" is {text!r}: expected a hybrid time or an ISO 8601 time ({exc})')
+        max_staleness_s = _staleness_s(given, faults)
+        if max_staleness_s is not None and snapshot:
+            faults.append('"snapshot" and "maxStaleness" are both given: give one of them')
         op = given.get("op", "upsert").lower()
         if op not in WRITE_OPS:
             faults.append(f'"op" is {op!r}: expected one of {", ".join(WRITE_OPS)}')
@@ -155,6 +165,7 @@ class Options:
             wanted,
             split_bytes,
             given.get("zone", ""),
+            max_staleness_s,
         )
 
     @staticmethod
@@ -218,6 +229,18 @@ def _whole(given: dict[str, str], name: str, otherwise: int, least: int, most: i
         faults.append(f'"{name}" is {text!r}: expected a whole number from {least} to {most}')
         return otherwise
     return int(text)
+
+
+def _staleness_s(given: dict[str, str], faults: list[str]) -> float | None:
+    text = given.get("maxstaleness")
+    if text is None:
+        return None
+    if _SECONDS.fullmatch(text) is None or float(text) > _STALENESS_MAX_S:
+        faults.append(
+            f'"maxStaleness" is {text!r}: expected seconds from 0 to {_STALENESS_MAX_S}, such as 5 or 0.5'
+        )
+        return None
+    return float(text)
 
 
 def _unknown(given: dict[str, str]) -> list[str]:

@@ -119,6 +119,7 @@ def _plan(table: Table, options: Options, columns: Sequence[str] | None = None) 
         options.where or (),
         ordered=True,  # so that a scan can resume at another replica after its last row
         snapshot=options.snapshot or None,
+        max_staleness=options.max_staleness_s,
     )
     return scan.plan
 
@@ -168,11 +169,13 @@ class Reader(ds.DataSourceReader):
     def partitions(self) -> Sequence[ds.InputPartition]:
         """Partitions of about `splitBytes`, each of one tablet that can hold a wanted row, all at one snapshot.
 
-        The snapshot is prepared, so any replica of a tablet can serve it."""
+        The snapshot is prepared, so any replica of a tablet can serve it. If rows may be old, no leader is asked to prepare it: followers
+        serve what they have, and ask their leaders only where they cannot know."""
         with Client(self._options.masters) as client:
             table = client.open_table(self._options.table)
             plan = _plan(table, self._options, self._columns)
-            client.run(table.asynchronous.reads.prepare(plan))
+            if self._options.max_staleness_s is None:
+                client.run(table.asynchronous.reads.prepare(plan))
             parts = client.run(table.asynchronous.reads.split(plan, self._options.split_bytes))
         return [TabletPartition(part) for part in parts]
 

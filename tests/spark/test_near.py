@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from stele.client import Client
@@ -45,6 +46,48 @@ def test_a_zone_that_is_down_costs_no_row(read: Callable[..., Any], processes: C
     finally:
         processes.restart(processes.nodes[1])
         asyncio.run(processes.wait_ready(processes.nodes[1]))
+
+
+def test_rows_that_may_be_old_come_from_followers(
+    read: Callable[..., Any], masters: str, processes: Cluster, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    name = f"aged_{request.node.callspec.params['read']}"
+    with Client(masters) as client:
+        (tablet,) = client.open_table("near").asynchronous.locations.tablets
+        leader = processes.member(tablet.target().node_id)
+        client.create_table(name, SCHEMA).write_arrow(pa.table({"id": [1], "text": ["new"]}))
+    assert read(name, maxStaleness="0").load().count() == 1, "as new as without it"
+    assert read(name, maxStaleness="600").load().count() == 0, "the table was empty then"
+    found = hosts_read(processes, read("near", maxStaleness="0").load(), tmp_path)
+    assert len(found) == 1 and leader.host not in found
+    for node in processes.nodes:
+        where = hosts_read(processes, read("near", maxStaleness="0.5", zone=node.zone).load(), tmp_path)
+        assert (where == {node.host}) is (node is not leader), "the leader is the last, wherever it is"
+    processes.kill(leader)
+    try:
+        assert read("near", maxStaleness="0.25").load().count() == ROWS
+    finally:
+        processes.restart(leader)
+        asyncio.run(processes.wait_ready(leader))
+
+
+def test_an_age_that_cannot_be_is_refused(read: Callable[..., Any]) -> None:
+    bad = "expected seconds from 0 to 315360000, such as 5 or 0.5"
+    for text, said in (
+        ("-1", bad),
+        ("soon", bad),
+        ("nan", bad),
+        ("1e3", bad),
+        ("", bad),
+        ("0.0001", bad),
+        ("315360001", bad),
+        ("901", "of history; give at most that"),
+    ):
+        with pytest.raises(Exception, match=said) as refused:
+            read("near", maxStaleness=text).load()
+        assert "staleness" in str(refused.value).lower()
+    with pytest.raises(Exception, match='"snapshot" and "maxStaleness" are both given: give one of them'):
+        read("near", maxStaleness="5", snapshot="2024-05-01T12:00:00Z").load()
 
 
 def test_the_environment_of_a_task_says_its_zone(

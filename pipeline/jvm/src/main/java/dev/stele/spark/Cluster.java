@@ -32,6 +32,7 @@ record Cluster(List<String> masters) implements Serializable {
   private static final long CALL_MS = 12_000;
   private static final long PATIENCE_MS = 5_000;
   private static final long PAUSE_MS = 200;
+  private static final long FOLLOWER_WAIT_MS = 1_000;
   private static final byte VERSION = 1;
 
   /** A planned scan. `rows`: an estimate of the whole table; -1: not known. `about`: see docs/flight.md. */
@@ -48,6 +49,11 @@ record Cluster(List<String> masters) implements Serializable {
   record TabletPlace(byte[] ticket, List<Replica> replicas) implements Serializable {
     String tabletId() {
       return fieldsOf(ticket).path("tablet").asText();
+    }
+
+    /** With a ticket by which followers serve what they have, and ask their leader where they cannot know. */
+    TabletPlace ofAnyReplica() {
+      return new TabletPlace(encoded(fieldsOf(ticket).put("any_replica", true).put("wait_ms", FOLLOWER_WAIT_MS)), replicas);
     }
   }
 

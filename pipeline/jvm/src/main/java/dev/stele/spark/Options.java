@@ -1,6 +1,7 @@
 package dev.stele.spark;
 
 import java.io.Serializable;
+import java.math.BigDecimal;
 import java.time.Instant;
 import java.time.LocalDate;
 import java.time.LocalDateTime;
@@ -19,7 +20,8 @@ import org.apache.spark.sql.types.StructType;
 /**
  * The options of one read, checked. They are those of the Python reader (stele_spark/options.py), with the same refusals.
  * `snapshot`: a hybrid time; 0: the moment of the first action. `columns`: empty for all of them. `splitBytes`: of files
- * that one task reads, about. `zone`: where tasks run; "" if their environment says it.
+ * that one task reads, about. `zone`: where tasks run; "" if their environment says it. `maxStalenessMs`: how old rows may be;
+ * -1: not at all.
  */
 record Options(
     List<String> masters,
@@ -28,7 +30,8 @@ record Options(
     String where,
     List<String> columns,
     long splitBytes,
-    String zone)
+    String zone,
+    long maxStalenessMs)
     implements Serializable {
   private static final Map<String, String> KNOWN = new LinkedHashMap<>();
 
@@ -38,6 +41,7 @@ record Options(
     KNOWN.put("columns", "for reads: the columns to read, separated by commas");
     KNOWN.put("where", "for reads: comparisons joined by AND");
     KNOWN.put("snapshot", "for reads: a hybrid time, or an ISO 8601 time");
+    KNOWN.put("maxStaleness", "for reads: how many seconds old rows may be; followers serve them");
     KNOWN.put("splitBytes", "for reads and streams: about how many bytes of files a task reads");
     KNOWN.put("zone", "for reads and streams: where tasks run; replicas there are read first");
     KNOWN.put("op", "for writes: upsert, insert, insert_ignore, update, update_ignore, delete, delete_ignore");
@@ -52,7 +56,9 @@ record Options(
     KNOWN.put("cursorMaxBytes", "for streams: how many bytes of old rows the hold may keep in each replica of a tablet");
   }
 
-  private static final List<String> OF_READS = List.of("masters", "table", "columns", "where", "snapshot", "splitBytes", "zone");
+  private static final List<String> OF_READS =
+      List.of("masters", "table", "columns", "where", "snapshot", "maxStaleness", "splitBytes", "zone");
+  private static final long STALENESS_MAX_S = 315_360_000; // ten years, the longest history
   private static final long SPLIT_BYTES = 64L << 20;
   private static final long SPLIT_BYTES_MIN = 1L << 16;
   private static final long SPLIT_BYTES_MAX = 1L << 40;
@@ -97,6 +103,10 @@ record Options(
     } catch (DateTimeParseException | ArithmeticException | NumberFormatException e) {
       faults.add("\"snapshot\" is '" + text + "': expected a hybrid time or an ISO 8601 time");
     }
+    long maxStalenessMs = stalenessMs(given.get("maxstaleness"), faults);
+    if (maxStalenessMs >= 0 && snapshot != 0) {
+      faults.add("\"snapshot\" and \"maxStaleness\" are both given: give one of them");
+    }
     var columns = List.<String>of();
     if (given.containsKey("columns")) {
       columns = Arrays.stream(given.get("columns").split(",", -1)).map(String::trim).toList();
@@ -108,7 +118,33 @@ record Options(
     refuse(faults);
     var where = given.getOrDefault("where", "");
     return new Options(
-        masters, given.get("table"), snapshot, where, columns, splitBytes, given.getOrDefault("zone", ""));
+        masters,
+        given.get("table"),
+        snapshot,
+        where,
+        columns,
+        splitBytes,
+        given.getOrDefault("zone", ""),
+        maxStalenessMs);
+  }
+
+  boolean mayBeOld() {
+    return maxStalenessMs >= 0;
+  }
+
+  private static long stalenessMs(String text, List<String> faults) {
+    if (text == null) {
+      return -1;
+    }
+    if (text.matches("[0-9]{1,9}(\\.[0-9]{1,3})?")) {
+      var seconds = new BigDecimal(text);
+      if (seconds.compareTo(BigDecimal.valueOf(STALENESS_MAX_S)) <= 0) {
+        return seconds.movePointRight(3).longValueExact();
+      }
+    }
+    faults.add(
+        "\"maxStaleness\" is '" + text + "': expected seconds from 0 to " + STALENESS_MAX_S + ", such as 5 or 0.5");
+    return -1;
   }
 
   private static long whole(

@@ -34,17 +34,23 @@ final class SteleScan implements Scan, Batch, SupportsReportStatistics {
   private final Map<String, StructField> columns;
   private final boolean counted;
   private final String zone;
+  private final boolean mayBeOld;
   private Cluster.Plan plan;
 
-  /** `columns`: the table's, by the names of `schema`. `zone`: where tasks run; "" if their environment says it. */
+  /**
+   * `columns`: the table's, by the names of `schema`. `zone`: where tasks run; "" if their environment says it. `mayBeOld`:
+   * followers are read before leaders.
+   */
   SteleScan(
       Cluster cluster,
       ObjectNode command,
       StructType schema,
       Map<String, StructField> columns,
       boolean counted,
-      String zone) {
+      String zone,
+      boolean mayBeOld) {
     this.zone = zone;
+    this.mayBeOld = mayBeOld;
     this.cluster = cluster;
     this.command = command;
     this.schema = schema;
@@ -96,7 +102,7 @@ final class SteleScan implements Scan, Batch, SupportsReportStatistics {
 
   @Override
   public PartitionReaderFactory createReaderFactory() {
-    return new Factory(cluster, command.toString(), schema, counted, zone);
+    return new Factory(cluster, command.toString(), schema, counted, zone, mayBeOld);
   }
 
   /** Estimates for the whole table. Conditions and limits make them smaller, by a factor that nobody knows. */
@@ -128,7 +134,8 @@ final class SteleScan implements Scan, Batch, SupportsReportStatistics {
   }
 
   /** Made in the driver, used in tasks. `command` is JSON text, with which a task finds replicas that have moved. */
-  private record Factory(Cluster cluster, String command, StructType schema, boolean counted, String zone)
+  private record Factory(
+      Cluster cluster, String command, StructType schema, boolean counted, String zone, boolean mayBeOld)
       implements PartitionReaderFactory {
     @Override
     public boolean supportColumnarReads(InputPartition partition) {
@@ -147,7 +154,10 @@ final class SteleScan implements Scan, Batch, SupportsReportStatistics {
 
     private TabletScan scan(InputPartition partition) {
       var place = ((Partition) partition).place();
-      return place == null ? null : new TabletScan(place, Near.here(zone), new Located(cluster, command));
+      if (place == null) {
+        return null;
+      }
+      return new TabletScan(mayBeOld ? place.ofAnyReplica() : place, Near.here(zone), new Located(cluster, command));
     }
   }
 

@@ -32,6 +32,7 @@ final class SteleScanBuilder
   private final List<Filter> pushed = new ArrayList<>();
   private StructType schema;
   private final String zone;
+  private final boolean mayBeOld;
   private String where;
   private boolean counted;
 
@@ -44,6 +45,7 @@ final class SteleScanBuilder
     this.columns = columns;
     this.where = options.where();
     this.zone = options.zone();
+    this.mayBeOld = options.mayBeOld();
   }
 
   @Override
@@ -102,6 +104,6 @@ final class SteleScanBuilder
   @Override
   public Scan build() {
     command.put("where", where);
-    return new SteleScan(cluster, command, schema, columns, counted, zone);
+    return new SteleScan(cluster, command, schema, columns, counted, zone, mayBeOld);
   }
 }

@@ -48,6 +48,9 @@ public final class SteleSource implements TableProvider, DataSourceRegister {
   static Cluster.Plan opened(Options options) {
     var cluster = new Cluster(options.masters());
     var command = Cluster.command(options.table()).put("where", options.where());
+    if (options.mayBeOld()) { // the node that plans refuses what the table's history cannot answer
+      return cluster.plan(command.put("max_staleness_ms", options.maxStalenessMs()));
+    }
     if (options.snapshot() == 0) {
       return cluster.plan(command);
     }

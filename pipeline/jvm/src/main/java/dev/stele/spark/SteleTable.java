@@ -87,23 +87,32 @@ final class SteleTable implements SupportsRead, SupportsWrite {
       }
       var columns = Types.fitted(schema, ofTable);
       options.ensureChosen(columns.values().stream().map(StructField::name).toList(), ofTable);
-      return new SteleScanBuilder(cluster, command(options), schema, columns, options);
+      return new SteleScanBuilder(cluster, command(cluster, options), schema, columns, options);
     } catch (SteleException e) {
       throw SteleException.<RuntimeException>sneak(e.inDriver());
     }
   }
 
-  private ObjectNode command(Options options) {
+  private ObjectNode command(Cluster cluster, Options options) {
     if (snapshot == 0) {
-      var now = Instant.now().truncatedTo(ChronoUnit.MICROS);
-      snapshot = options.snapshot() != 0 ? options.snapshot() : Options.hybridTime(now);
+      snapshot = options.snapshot() != 0 ? options.snapshot() : options.mayBeOld() ? old(cluster, options) : now();
     }
     return Cluster.command(options.table())
         .put("snapshot", snapshot)
         .put("resumable", true)
         .put("statistics", true)
-        .put("prepare", true)
+        .put("prepare", !options.mayBeOld()) // no leader has to make it ready: followers serve what they have
         .put("part_bytes", options.splitBytes());
+  }
+
+  private static long now() {
+    return Options.hybridTime(Instant.now().truncatedTo(ChronoUnit.MICROS));
+  }
+
+  /** The snapshot that has all rows of so long ago. All scans of the table are at this one. */
+  private static long old(Cluster cluster, Options options) {
+    var command = Cluster.command(options.table()).put("max_staleness_ms", options.maxStalenessMs());
+    return cluster.plan(command).about().path("snapshot").asLong();
   }
 
   private Map<String, String> merged(CaseInsensitiveStringMap given) {

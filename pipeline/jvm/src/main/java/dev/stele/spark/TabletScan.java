@@ -4,6 +4,7 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.IOException;
 import java.net.InetSocketAddress;
 import java.net.Socket;
+import java.util.ArrayList;
 import java.util.HexFormat;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -230,10 +231,15 @@ final class TabletScan implements AutoCloseable {
     }
   }
 
-  /** Only of a prepared snapshot may any replica be asked first. Otherwise the leader has it earliest. */
+  /** Of a prepared snapshot any replica may be asked first; if rows may be old, the leader is last. Otherwise it has them earliest. */
   private List<String> addressesOf(Cluster.TabletPlace place) {
-    var prepared = ticket.path("prepared").asLong() > 0;
-    var replicas = prepared ? near.sorted(place.replicas()) : place.replicas();
+    var replicas = place.replicas();
+    if (ticket.path("any_replica").asBoolean() && !replicas.isEmpty()) {
+      replicas = new ArrayList<>(near.sorted(replicas.subList(1, replicas.size())));
+      replicas.add(place.replicas().get(0));
+    } else if (ticket.path("prepared").asLong() > 0) {
+      replicas = near.sorted(replicas);
+    }
     return replicas.stream().map(Cluster.Replica::address).toList();
   }
 
