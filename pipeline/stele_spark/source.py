@@ -169,8 +169,8 @@ class Reader(ds.DataSourceReader):
     def partitions(self) -> Sequence[ds.InputPartition]:
         """Partitions of about `splitBytes`, each of one tablet that can hold a wanted row, all at one snapshot.
 
-        The snapshot is prepared, so any replica of a tablet can serve it. If rows may be old, no leader is asked to prepare it: followers
-        serve what they have, and ask their leaders only where they cannot know."""
+        The snapshot is prepared, so any replica of a tablet can serve it. If rows may be old, no leader is asked to prepare it.
+        Followers serve what they have. They ask their leaders only where they cannot know."""
         with Client(self._options.masters) as client:
             table = client.open_table(self._options.table)
             plan = _plan(table, self._options, self._columns)
