@@ -171,7 +171,7 @@ class Node(TabletServerAdminServiceServicer, ConsensusServiceServicer):
         self.copies: dict[str, common_pb2.CopyProgressPB] = {}
         self.dirty: set[str] = set()
         self._tombstones: list[tuple[str, int]] = []
-        """Removed replicas that the leader master has not been told of."""
+        """Removed replicas of which the leading master does not know yet."""
         self.address = ""
         self._start = random.getrandbits(60)
         self._pool = ChannelPool(Identity(ClusterId(all_nodes.cluster_id), self.node_id, 1))

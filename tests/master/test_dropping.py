@@ -144,7 +144,7 @@ async def test_a_table_whose_time_is_over_is_deleted(tmp_path: Path) -> None:
         await w.beat_until(lambda: w.catalog.tables[table_id].state == "REMOVED")
         assert {w.catalog.tablets[t].state for t in tablets} == {"DELETED"}
         error = await refused(recall(w, table_id))
-        assert error.code is Code.NOT_FOUND and "its time to be taken back is over" in str(error)
+        assert error.code is Code.NOT_FOUND and "its time to be recalled is over" in str(error)
         assert w.catalog.tables[other].state == "DROPPED"
         # Nodes refuse it for as long as they may have replicas of it.
         assert set(w.catalog.withdrawn) == {table_id, other}

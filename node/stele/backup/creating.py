@@ -42,7 +42,7 @@ from stele.rpc.threads import in_thread
 
 PARALLEL_MAX = 64
 HOLD_FOR_S = 2 * 86_400.0
-"""How long an incremental backup has the history kept for the next one, unless the caller says otherwise."""
+"""How long the tables keep their history for the next incremental backup, unless the caller says otherwise."""
 BATCH_ROWS = 32_768
 """Rows that a node sends at once. A file ends only between two of these batches."""
 

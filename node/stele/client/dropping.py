@@ -1,7 +1,7 @@
 """Drops tables so that they can be recalled, lists those, and recalls them. Used by async_client.py.
 
 The masters decide everything; this module finds a dropped table by what its user calls it. Invariant: a table is
-taken back only if exactly one is meant.
+recalled only if exactly one is meant.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Made by `Reads`; the node asks the others (stele.tserver.confirming), many tablets at once.
 
-Invariant: the reads are answered, refused or left to the core exactly once, whatever is told of them later.
+Invariant: the reads are answered, refused or left to the core exactly once, whatever answers come later.
 """
 
 from __future__ import annotations

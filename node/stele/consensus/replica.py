@@ -143,12 +143,12 @@ class Replica:
 
     @property
     def term(self) -> int:
-        """The term of that role."""
+        """The present term."""
         return self.standing.term
 
     @property
     def leader(self) -> ReplicaId | None:
-        """The leader of that term, where known."""
+        """The leader of the present term, where known."""
         return self.standing.leader
 
     @property

@@ -84,6 +84,6 @@ def _wish(node: NodeView, policy: Policy) -> Step | None:
 
 def silent_nodes(astray: Mapping[tuple[str, str], int], role: str, policy: Policy) -> tuple[str, ...]:
     """The nodes of a role that are dead or out of a leader's reach, still in a configuration, and neither
-    declared lost nor parked; sorted. `astray`: how many members are away so, by role and node."""
+    declared lost nor parked; sorted. `astray`: how many members each node has that are dead or out of reach, by role and node."""
     away = (node for (of, node), count in astray.items() if count and of == role)
     return tuple(sorted(node for node in away if node not in policy.lost))

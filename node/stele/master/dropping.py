@@ -107,7 +107,7 @@ async def recall_table(lead: Leadership, request: master_pb2.RecallTableRequest)
         table = lead.catalog.tables.get(table_id, wanted)
         if table.state == "REMOVED" or table_id not in lead.catalog.tables:
             raise Rejected(
-                f"{where}: it is deleted for good; its time to be taken back is over, or somebody ended it",
+                f"{where}: it is deleted for good; its time to be recalled is over, or somebody ended it",
                 code=Code.NOT_FOUND,
             )
         if table.state != "DROPPED":

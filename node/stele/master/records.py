@@ -67,8 +67,8 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class ClusterRecord(Row):
     """The cluster; there is one. `cluster_version`: the finalized one (versions.py). It is also the version byte of
-    the row, so masters that read only earlier ones end. `keep_dropped_ms`: how long dropped tables can be taken
-    back, unless their drop says otherwise."""
+    the row, so a master of a release that does not know this version ends. `keep_dropped_ms`: how long dropped
+    tables can be recalled, unless their drop says otherwise."""
 
     cluster_id: str
     cluster_version: int

@@ -24,5 +24,6 @@ RELEASES: Final = {"0.1": 1, "0.2": 2}
 
 
 def told(version: int) -> int:
-    """The cluster version of a member whose message says `version`; 0: it says nothing."""
+    """The cluster version of a member whose message says `version`. A message with 0 is of the first release, which did not
+    say it."""
     return version or FIRST_CLUSTER_VERSION

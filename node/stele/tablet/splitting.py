@@ -15,7 +15,7 @@ _KEYS_BYTES_MAX = 1 << 20
 
 
 def split_keys(files: Sequence[ColumnFile], part_bytes: int) -> list[bytes]:
-    """Keys, each of which begins a part of about `part_bytes` of these files, as they would be without encodings. A part
+    """Keys, each of which begins a part of about `part_bytes` of these files, counted without encodings. A part
     has at least one whole group of rows."""
     groups = sorted(
         (key, file.plain_bytes * about[0] // max(1, file.rows))
