@@ -14,10 +14,8 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from tests.harness.whole_files import pytest_xdist_make_scheduler
+from tests.harness import whole_files
 from tests.spark import archive
-
-__all__ = ["pytest_xdist_make_scheduler"]
 
 settings.register_profile("stele", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("stele")
@@ -78,6 +76,10 @@ def _logging() -> Iterator[None]:
     before = structlog.get_config()
     yield
     structlog.configure(**before)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(whole_files)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

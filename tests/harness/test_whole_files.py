@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import LONGEST
-from tests.harness.whole_files import TOGETHER
+from tests.harness.whole_files import TOGETHER, folders_from
 
 DIES = "import os\ndef test_dies():\n    open({mark!r}, 'a').write('x')\n    os._exit(3)\n"
 LIVES = "def test_lives():\n    pass\n"
@@ -49,6 +49,32 @@ def test_one_worker_runs_the_files_that_go_together(tmp_path: Path) -> None:
     assert f"{len(names)} passed" in done.stdout, done.stdout + done.stderr
     ran = {name: (tmp_path / f"{name}.by").read_text() for name in names}
     assert len({ran[name] for name in TOGETHER}) == 1 and len(set(ran.values())) == 2
+
+
+def test_workers_collect_from_different_folders_and_name_the_same_tests(tmp_path: Path) -> None:
+    """Each test is named after its place, and each import leaves a line for its worker."""
+    for folder in "abcd":
+        for n in range(2):
+            path = tmp_path / folder / f"test_{folder}{n}.py"
+            path.parent.mkdir(exist_ok=True)
+            told = f"open({str(tmp_path / 'by')!r} + str(os.getpid()), 'a').write('{folder}{n} ')"
+            path.write_text(f"import os\n{told}\n{LIVES}")
+    done = _run(tmp_path)
+    assert done.returncode == 0 and "8 passed" in done.stdout, done.stdout + done.stderr
+    orders = sorted(path.read_text().split() for path in tmp_path.glob("by*"))
+    assert orders == [
+        ["a0", "a1", "b0", "b1", "c0", "c1", "d0", "d1"],
+        ["c0", "c1", "d0", "d1", "a0", "a1", "b0", "b1"],
+    ]
+
+
+@pytest.mark.parametrize("share", [0, 0.25, 0.5, 0.75])
+def test_a_share_begins_elsewhere_and_leaves_nothing_out(share: float) -> None:
+    tests = ROOT / "tests"
+    first, *_ = found = folders_from(tests, share)
+    assert sorted(found) == folders_from(tests, 0), "all, once each"
+    begun = [path for path in tests.rglob("test_*.py") if path.relative_to(tests).parts[0] < first.name]
+    assert abs(len(begun) / len(list(tests.rglob("test_*.py"))) - share) < 0.25
 
 
 def _run(folder: Path) -> subprocess.CompletedProcess[str]:

@@ -3,9 +3,15 @@
 xdist 3.8 puts all files of a dead worker back into its queue, also those whose tests have all run. A worker that gets such a
 file has nothing to report, so it is asked for nothing more, and the run never ends. It also runs the test that killed the
 worker again.
+
+Each worker collects all tests. Where bytecode is still missing it rewrites the assertions of each file, which takes most of the
+time. So each begins with another share of the folders, and finds later what the others have written.
 """
 
 from __future__ import annotations
+
+from itertools import accumulate
+from pathlib import Path
 
 import pytest
 from xdist.remote import Producer
@@ -57,6 +63,31 @@ class WholeFiles(LoadFileScheduling):
                 node.shutdown()
                 return
             self._assign_work_unit(node)
+
+
+def folders_from(root: Path, share: float) -> list[Path]:
+    """What lies in `root`, in order and round: it begins where this share of the test files lies behind."""
+    there = sorted(path for path in root.iterdir() if path.is_dir() or path.match("test_*.py"))
+    files = [sum(1 for _ in path.rglob("test_*.py")) if path.is_dir() else 1 for path in there]
+    behind = accumulate(files, initial=0)
+    first = sum(1 for _, n in zip(there, behind, strict=False) if n < share * sum(files))
+    return there[first:] + there[:first]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A worker that is to collect one folder begins with its share of it."""
+    worker: dict[str, str | int] | None = getattr(config, "workerinput", None)
+    if worker is None or len(config.args) != 1 or not (root := Path(config.args[0])).is_dir():
+        return
+    number = int(str(worker["workerid"]).removeprefix("gw"))
+    share = number / int(worker["workercount"])
+    config.args[:] = [str(path) for path in folders_from(root, share % 1)]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All workers name the same tests in the same order: xdist compares."""
+    items.sort(key=lambda item: item.path)
 
 
 @pytest.hookimpl(optionalhook=True)
