@@ -11,6 +11,8 @@ import asyncio
 import random
 import shutil
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,16 +85,10 @@ async def measure(report: Report, directory: Path, keys: frozenset[str], seconds
     if not installed():
         report.notes.append("etcd is not on the path (Debian: etcd-server), so it is not compared.")
         return
-    cluster = EtcdCluster(directory)
-    channels: list[Any] = []
-    try:
-        cluster.start()
-        channels = [grpc.aio.insecure_channel(f"{host}:2379") for host in cluster.hosts]
-        puts = [channel.unary_unary("/etcdserverpb.KV/Put") for channel in channels]
+    async with _started(directory) as (cluster, channels, puts):
         txns = [channel.unary_unary("/etcdserverpb.KV/Txn") for channel in channels]
-        await _first_write(puts[0])
         if "puts" in keys:
-            rate, times = await _for(lambda n: puts[n % 3](_put(b"%016d" % n)), CALLERS, seconds)
+            rate, times = await _puts(puts, seconds)
             report.put_peer(PEER, "puts", f"{rate:,.0f}/s", rate)
             for key, share in (("p50", 0.5), ("p99", 0.99)):
                 value = percentile(times, share)
@@ -122,10 +118,6 @@ async def measure(report: Report, directory: Path, keys: frozenset[str], seconds
         if "kill" in keys:
             found = await _fail_over(cluster, puts)
             report.put_peer(PEER, "kill", milliseconds(found), found)
-    finally:
-        for channel in channels:
-            await channel.close()
-        cluster.stop()
 
 
 def installed() -> bool:
@@ -135,6 +127,17 @@ def installed() -> bool:
 
 async def puts_alone(directory: Path, seconds: float) -> tuple[float, list[float]]:
     """(puts per second, the time of each) of 64 callers, in a cluster made for this."""
+    async with _started(directory) as (_, _, puts):
+        return await _puts(puts, seconds)
+
+
+async def _puts(puts: list[Any], seconds: float) -> tuple[float, list[float]]:
+    return await _for(lambda n: puts[n % 3](_put(b"%016d" % n)), CALLERS, seconds)
+
+
+@asynccontextmanager
+async def _started(directory: Path) -> AsyncIterator[tuple[EtcdCluster, list[Any], list[Any]]]:
+    """A cluster that has taken its first write, with a channel to each member and the call Put of each."""
     cluster = EtcdCluster(directory)
     channels: list[Any] = []
     try:
@@ -142,7 +145,7 @@ async def puts_alone(directory: Path, seconds: float) -> tuple[float, list[float
         channels = [grpc.aio.insecure_channel(f"{host}:2379") for host in cluster.hosts]
         puts = [channel.unary_unary("/etcdserverpb.KV/Put") for channel in channels]
         await _first_write(puts[0])
-        return await _for(lambda n: puts[n % 3](_put(b"%016d" % n)), CALLERS, seconds)
+        yield cluster, channels, puts
     finally:
         for channel in channels:
             await channel.close()

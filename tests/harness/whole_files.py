@@ -81,7 +81,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     number = int(str(worker["workerid"]).removeprefix("gw"))
     share = number / int(worker["workercount"])
-    config.args[:] = [str(path) for path in folders_from(root, share % 1)]
+    config.args[:] = [str(path) for path in folders_from(root, share)]
 
 
 @pytest.hookimpl(tryfirst=True)

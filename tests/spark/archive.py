@@ -1,6 +1,6 @@
 """An archive of the classes that a session of Spark loads, for the Javas of tests: `python -m tests.spark.archive FILE`.
 
-To load and verify them takes half of a start's 16 s of a processor, and a run of all tests starts some twenty Javas. Called by the
+To load and verify them takes half of a start's 16 s of a processor, and a run of all tests starts many Javas. Called by the
 Makefile. Java uses an archive only where it has the version and the class path of before, and otherwise goes on without one. An
 empty file means that this Java makes none.
 """

@@ -20,10 +20,9 @@ class EarlyAnswers:
 
     def __init__(self) -> None:
         self._waiting: dict[int, Pending] = {}  # by index, rising
-        self._numbers: dict[
-            bytes, int
-        ] = {}  # by client and sequence: the index of the first entry in the log
-        self._after = 0
+        # By client and sequence: the index of the first entry in the log.
+        self._numbers: dict[bytes, int] = {}
+        self._after = 0  # what lies up to here must be applied before any outcome is certain
 
     def lead(self, last_index: int) -> None:
         """This replica leads. What earlier leaders left in its log, up to here, must be applied first."""
