@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+import json
 import re
 import subprocess
 import time
@@ -168,9 +169,17 @@ def test_the_catalog_shows_describes_reads_and_drops_tables(engine: Any, cluster
         ("TBLPROPERTIES ('primary_key'='id', 'colour'='red')", "there is no property 'colour'"),
         ("PARTITIONED BY (day) TBLPROPERTIES ('primary_key'='id')", r"takes bucket\("),
         ("TBLPROPERTIES ('primary_key'='who')", "which are not columns"),
+        ("TBLPROPERTIES ('primary_key'='id', 'history_s'='5')", "expected 1 minute to 10 years"),
     ):
         with pytest.raises(Exception, match=said):
             engine.sql(f"CREATE TABLE st.new {columns} {wrong}")
+    for wrong, said in (
+        ("id BIGINT COMMENT 'of the day'", "column id has a comment, which Stele does not keep"),
+        ("id BIGINT, at TIMESTAMP DEFAULT now()", "default of column at is now\\(\\); expected a constant"),
+        ("id BIGINT PRIMARY KEY", "constraint"),
+    ):
+        with pytest.raises(Exception, match=said):
+            engine.sql(f"CREATE TABLE st.new ({wrong}) TBLPROPERTIES ('primary_key'='id')")
     properties = (
         "PARTITIONED BY (bucket(2, id)) TBLPROPERTIES ('primary_key'='day, id', 'replication_factor'='1')"
     )
@@ -249,17 +258,23 @@ def test_the_catalog_alters_tables(engine: Any, cluster: Cluster) -> None:
         ("ALTER TABLE st.new2 ADD COLUMNS (good INT, more ARRAY<INT>)", "array<int>"),
         (
             "ALTER TABLE st.new2 ADD COLUMN more INT COMMENT 'c'",
-            "a new column comes last, without comment and default",
+            "column more has a comment, which Stele does not keep",
         ),
+        ("ALTER TABLE st.new2 ADD COLUMN more INT FIRST", "column more comes last, as each new column"),
+        ("ALTER TABLE st.new2 ADD COLUMN more INT AFTER title", "column more comes last, as each new column"),
+        ("ALTER TABLE st.new2 ALTER COLUMN stops FIRST", "column stops cannot move"),
+        ("ALTER TABLE st.new2 ALTER COLUMN stops COMMENT 'c'", "column stops has a comment"),
         (
-            "ALTER TABLE st.new2 ADD COLUMN more INT FIRST",
-            "a new column comes last, without comment and default",
+            "ALTER TABLE st.new2 ALTER COLUMN stops TYPE INT",
+            "the type of column stops cannot change; make a new",
         ),
-        ("ALTER TABLE st.new2 ALTER COLUMN stops TYPE INT", "ALTER TABLE can add, drop and rename columns"),
+        ("ALTER TABLE st.new2 ALTER COLUMN id DROP NOT NULL", "whether column id may be null cannot change"),
         (
             "ALTER TABLE st.new2 SET TBLPROPERTIES ('colour' = 'red')",
-            "ALTER TABLE can add, drop and rename columns",
+            "property 'colour' cannot change; comment and history_s",
         ),
+        ("ALTER TABLE st.new2 SET TBLPROPERTIES ('history_s' = '7d')", "history_s is '7d'; expected seconds"),
+        ("ALTER TABLE st.new2 SET TBLPROPERTIES ('history_s' = '5')", "expected 1 minute to 10 years"),
         ("ALTER TABLE st.new2 DROP COLUMN id", "key"),
         ("ALTER TABLE st.new2 RENAME TO t", "TABLE_OR_VIEW_ALREADY_EXISTS"),
         ("ALTER TABLE st.nothing RENAME TO something", "TABLE_OR_VIEW_NOT_FOUND"),
@@ -279,6 +294,99 @@ def test_the_catalog_alters_tables(engine: Any, cluster: Cluster) -> None:
     engine.sql("ALTER TABLE st.new2 UNSET TBLPROPERTIES ('comment')")
     with Client(cluster.master_addresses) as client:
         assert client.describe("new2").comment == ""
+
+
+DEFAULTS = (
+    ("flag", "BOOLEAN", "true", "true"),
+    ("tiny", "TINYINT", "-7", "-7"),
+    ("small", "SMALLINT", "1 + 1", "2"),
+    ("whole", "INT", "'12'", "12"),
+    ("far", "BIGINT", "9007199254740993", "9007199254740993"),
+    ("single", "FLOAT", "0.1", "0.1"),
+    ("half", "DOUBLE", "-2.5e30", "-2.5E+30"),
+    ("price", "DECIMAL(9,2)", "1.5", '"1.50"'),
+    ("name", "STRING", "'it''s \"new\"'", '"it\'s \\"new\\""'),
+    ("raw", "BINARY", "X'00FF'", '"AP8="'),
+    ("day", "DATE", "DATE '1581-02-03'", '"1581-02-03"'),
+    ("moment", "TIMESTAMP", "TIMESTAMP '2024-10-27 02:30:00.000001+02:00'", '"2024-10-27T00:30:00.000001Z"'),
+    ("nothing", "STRING", "NULL", None),
+)
+"""Column, type, default in SQL, and as JSON text of Stele."""
+
+
+def test_defaults_of_all_types_are_kept_and_used(engine: Any, cluster: Cluster) -> None:
+    """By INSERTs of Spark that leave columns out, and by other writers alike; in a time zone with a double hour."""
+    engine.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    columns = ", ".join(f"{name} {type_} DEFAULT {sql}" for name, type_, sql, _ in DEFAULTS)
+    engine.sql(
+        f"CREATE TABLE st.made (id BIGINT, {columns}) TBLPROPERTIES ('primary_key' = 'id', 'history_s' = '3600')"
+    )
+    engine.sql("CREATE TABLE st.grown (id BIGINT) TBLPROPERTIES ('primary_key' = 'id')")
+    engine.sql(f"ALTER TABLE st.grown ADD COLUMNS ({columns})")
+    engine.sql(
+        "CREATE TABLE st.set (id BIGINT, "
+        + ", ".join(f"{n} {t}" for n, t, *_ in DEFAULTS)
+        + ") TBLPROPERTIES ('primary_key' = 'id')"
+    )
+    for name, _, sql, _ in DEFAULTS:
+        engine.sql(f"ALTER TABLE st.set ALTER COLUMN {name} SET DEFAULT {sql}")
+    with Client(cluster.master_addresses) as client:
+        assert client.describe("made").history_s == 3_600
+        for table in ("made", "grown", "set"):
+            opened = client.open_table(table)
+            told = {c.name: c.default and json.loads(c.default) for c in opened.schema.columns[1:]}
+            assert told == {name: text and json.loads(text) for name, _, _, text in DEFAULTS}, table
+            opened.put({"id": 1})
+            engine.sql(f"INSERT INTO st.{table} (id) VALUES (2)")
+            one, two = (opened.get(key) for key in (1, 2))
+            assert one is not None and {**one, "id": 2} == two, table
+    engine.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+def test_defaults_and_history_change(engine: Any, cluster: Cluster) -> None:
+    with Client(cluster.master_addresses) as client:
+        columns = [
+            ("id", "int64"),
+            ("stops", "int8", False, "2"),
+            ("at", "timestamp", True, '"2024-05-01 12:00"'),
+        ]
+        table = client.create_table("kept", Schema.make(columns, ["id"]))
+        engine.sql("INSERT INTO st.kept (id) VALUES (1)")
+        for change in (
+            "ALTER TABLE st.kept ALTER COLUMN STOPS SET DEFAULT 5",
+            "ALTER TABLE st.kept ADD COLUMN gate STRING NOT NULL DEFAULT 'A1'",
+            "ALTER TABLE st.kept ALTER COLUMN at DROP DEFAULT",
+            "ALTER TABLE st.kept SET TBLPROPERTIES ('history_s' = '7200')",
+            "INSERT INTO st.kept (id) VALUES (2)",
+        ):
+            engine.sql(change)
+        noon = dt.datetime(2024, 5, 1, 12, tzinfo=dt.UTC)
+        rows = table.refresh() or table.scan().to_table().sort_by("id").to_pylist()
+        assert rows == [
+            {"id": 1, "stops": 2, "at": noon, "gate": "A1"},
+            {"id": 2, "stops": 5, "at": None, "gate": "A1"},
+        ]
+        assert client.describe("kept").history_s == 7_200
+        told = {r.col_name: r.data_type for r in engine.sql("DESCRIBE TABLE EXTENDED st.kept").collect()}
+        assert "history_s=7200" in told["Table Properties"]
+        engine.sql("ALTER TABLE st.kept ALTER COLUMN stops DROP DEFAULT")
+        with pytest.raises(Exception, match="stops"):
+            engine.sql("INSERT INTO st.kept (id) VALUES (3)")
+        engine.sql("ALTER TABLE st.kept UNSET TBLPROPERTIES ('history_s')")
+        assert client.describe("kept").history_s == 900
+    for wrong, said in (
+        ("ALTER COLUMN stops SET DEFAULT 300", "stops|300"),
+        ("ALTER COLUMN at SET DEFAULT current_timestamp()", "default of column at is .*expected a constant"),
+        ("ALTER COLUMN gate SET DEFAULT upper('a')", "default of column gate is .*expected a constant"),
+        ("ADD COLUMN day DATE DEFAULT current_date", "default of column day is .*expected a constant"),
+        (
+            "ADD COLUMN rate DOUBLE DEFAULT CAST('NaN' AS DOUBLE)",
+            "default of column rate is .*expected a constant",
+        ),
+        ("ALTER COLUMN nothing SET DEFAULT 1", "nothing"),
+    ):
+        with pytest.raises(Exception, match=said):
+            engine.sql(f"ALTER TABLE st.kept {wrong}")
 
 
 def test_both_readers_know_the_same_options(engine: Any, cluster: Cluster) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -225,17 +226,32 @@ async def test_actions_list_create_and_drop_tables(cluster: LocalCluster) -> Non
         await asyncio.to_thread(act, "drop-table", {})
     with pytest.raises(REFUSED, match="no table u"):
         await asyncio.to_thread(act, "drop-table", {"table": "u"})
-    new = {"table": "u", "columns": [["a", "int64", False], ["b", "string", True]], "key": ["a"]}
+    columns = [["a", "int64", False], ["b", "string", True], ["c", "int8", False, "7"]]
+    columns += [["d", "timestamp", True, '"20240501T1200+02"'], ["e", "date", True, '"2024-W01-1"']]
+    new = {"table": "u", "columns": columns, "key": ["a"], "history_s": 3_600}
     hashed = {"hash": [{"columns": ["a"], "buckets": 2}], "replication_factor": 1, "comment": "who waits"}
     await asyncio.to_thread(act, "create-table", {**new, **hashed})
     async with cluster.client() as client:
         info = await client.describe("u")
         assert (info.tablets, info.replication_factor, info.comment) == (2, 1, "who waits")
-        assert info.schema == Schema.make([("a", "int64"), ("b", "string", True)], ["a"])
+        made = Schema.make([tuple(column) for column in columns], ["a"])
+        assert info.schema == replace(made, history_ms=3_600_000)
+        about = json.loads(
+            (
+                await asyncio.to_thread(planned, cluster.running["master"].description.address, "u")
+            ).app_metadata
+        )
+        told = [default for *_, default in about["columns"]]
+        assert told == [None, None, "7", '"2024-05-01T10:00:00+00:00"', '"2024-01-01"'], "in one form"
+        assert about["history_s"] == 3_600
         await client.delete_table("u")
     for wrong, said in (
         ({**new, "table": "t"}, "already"),
-        ({**new, "key": ["c"]}, "which are not columns"),
+        ({**new, "key": ["f"]}, "which are not columns"),
+        ({**new, "history_s": 5}, "expected 1 minute to 10 years"),
+        ({**new, "history_s": 1.5}, "history_s: 1.5; expected a whole number"),
+        ({**new, "columns": [["a", "int8", False, "x"]]}, "default"),
+        ({**new, "columns": [["a", "int8", False, 7]]}, r"columns\[0\]: .*expected .NAME, TYPE, NULLABLE"),
         ({**new, "columns": [["a", "int65", False]]}, "int65"),
         ({**new, "hash": [{"columns": ["b"], "buckets": 2}]}, "b"),
         ({**new, "hash": [{"columns": ["a"], "buckets": 1}]}, "expected 2 to"),
@@ -273,8 +289,10 @@ async def test_an_action_alters_a_table_once_and_waits_for_its_tablets(cluster: 
 
     change = {
         "table": "t",
-        "add": [["gate", "string", True], ["stops", "int8", True]],
+        "add": [["gate", "string", True], ["stops", "int8", False, "2"]],
         "rename": [["name", "title"]],
+        "defaults": [["title", '"none"']],
+        "history_s": 7_200,
         "comment": "who waits",
     }
     async with cluster.client() as client:
@@ -284,19 +302,29 @@ async def test_an_action_alters_a_table_once_and_waits_for_its_tablets(cluster: 
             assert await asyncio.to_thread(act, {**change, **again}) == {"table_id": before.table_id}
             info = await client.describe("t")
             assert info.schema is not None and info.state == "RUNNING"
-            assert [c.name for c in info.schema.columns] == ["id", "title", "gate", "stops"]
+            assert [(c.name, c.default) for c in info.schema.columns] == [
+                ("id", None),
+                ("title", '"none"'),
+                ("gate", None),
+                ("stops", "2"),
+            ]
+            assert info.history_s == 7_200
             assert (info.comment, info.owner) == ("who waits", "")
         again["alter_id"] = new_id()
         for _ in range(2):
-            renamed = {"table": "t", "rename_to": "u", "drop": ["gate"], "comment": ""}
+            renamed = {"table": "t", "rename_to": "u", "drop": ["gate"], "comment": "", "history_s": 0}
+            renamed["defaults"] = [["title", None]]
             await asyncio.to_thread(act, {**renamed, **again})
         info = await client.describe("u")
-        assert info.table_id == before.table_id and info.comment == ""
+        assert info.table_id == before.table_id and info.comment == "" and info.history_s == 900
         assert info.schema is not None and [c.name for c in info.schema.columns] == ["id", "title", "stops"]
     for wrong, said in (
         ({"table": "t", "drop": ["stops"]}, "no table t"),
         ({"table": "u"}, "it changes nothing"),
         ({"drop": ["stops"]}, "field table is missing"),
+        ({"table": "u", "defaults": [["stops", 5]]}, r"defaults\[0\]: .*expected .NAME, DEFAULT"),
+        ({"table": "u", "defaults": [["stops", "300"]]}, "300"),
+        ({"table": "u", "history_s": 5}, "expected 1 minute to 10 years"),
         ({"table": "u", "drop": ["id", "who"]}, "who"),
         ({"table": "u", "drop": "stops"}, "drop: .stops.; expected a list"),
         ({"table": "u", "rename": ["title", "name"]}, r"rename\[0\]: .title.; expected .NAME, NEW NAME"),

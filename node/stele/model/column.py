@@ -283,6 +283,15 @@ class Column:
         """
         return self._scalar(self.default)
 
+    def default_text(self) -> str | None:
+        """The default in one form: dates as YYYY-MM-DD, timestamps with hours, minutes, seconds and the zone UTC.
+
+        Foreign programs read it, with parsers that know less of ISO 8601 than Python's."""
+        if self.default is None or not pa.types.is_temporal(self.arrow):
+            return self.default
+        value = self.default_scalar().as_py()
+        return None if value is None else json.dumps(value.isoformat())
+
     def read_scalar(self) -> pa.Scalar:
         """The value of a stored row that is older than the column: `read_default`, else null.
 

@@ -188,12 +188,13 @@ class Plans:
             "table": info.name,
             "table_id": id_from_pb(info.table_id),
             "snapshot": chosen.snapshot,
-            "columns": [[c.name, c.type, c.nullable, c.default] for c in schema.columns],
+            "columns": [[c.name, c.type, c.nullable, c.default_text()] for c in schema.columns],
             "key": [c.name for c in schema.key_columns],
             "partitioning": [_part(part) for part in by_names(chosen.partitioning, schema)],
             "replication_factor": info.replication_factor,
             "owner": info.owner,
             "comment": info.comment,
+            "history_s": (schema.history_ms or HISTORY_DEFAULT_MS) // 1_000,
             "zones": {r.flight_address: r.zone for pb in chosen.tablets for r in pb.replicas if r.zone},
         }
         return Planned(schema.to_arrow(spec.column_ids), endpoints, about=about)

@@ -10,14 +10,16 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
+from stele.model.bounds import HISTORY_MAX_MS
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import is_id, new_id
 from stele.model.jsons import parse_json
 from stele.model.partitioning import HashPartitioning, by_ids
 from stele.model.schema import Schema
-from stele.model.steps import AddColumn, DropColumn, RenameColumn, Step
+from stele.model.steps import AddColumn, ChangeDefault, DropColumn, RenameColumn, SetHistory, Step
 from stele.model.strict import Fields
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.convert_schema import partitioning_to_pb, schema_to_pb, steps_to_pb
@@ -32,7 +34,8 @@ _WAIT_S = 8.0
 _LOOK_S = 0.2
 _BUCKETS_MAX = 100_000
 _OPTIONAL = ("rename_to", "owner", "comment", "table_id", "alter_id")
-_OF_ALTER = ("table", "add", "drop", "rename", *_OPTIONAL)
+_OF_ALTER = ("table", "add", "drop", "rename", "defaults", "history_s", *_OPTIONAL)
+_OF_CREATE = ("table", "columns", "key", "hash", "replication_factor", "comment", "history_s")
 
 
 class TableActions:
@@ -90,7 +93,7 @@ class TableActions:
 
     async def _create(self, body: Any) -> Answer:
         """Create a table, and wait until each of its tablets has a leader."""
-        fields = Fields(body, ("table", "columns", "key", "hash", "replication_factor", "comment"))
+        fields = Fields(body, _OF_CREATE)
         name, key = fields.text("table", required=True), fields.texts("key", required=True)
         columns = _columns(fields, "columns", required=True)
         parts = [
@@ -102,8 +105,9 @@ class TableActions:
             for number, part in enumerate(fields.objects("hash", ("columns", "buckets")))
         ]
         factor, comment = fields.number("replication_factor", 7, 1, default=3), fields.text("comment")
+        history_ms = _history_ms(fields)
         fields.refuse_faults()
-        schema = Schema.make(columns, list(key))
+        schema = replace(Schema.make(columns, list(key)), history_ms=history_ms)
         request = master_pb2.CreateTableRequest(
             name=name,
             schema=schema_to_pb(schema),
@@ -127,7 +131,7 @@ class TableActions:
             await asyncio.sleep(_LOOK_S)
 
     async def _alter(self, body: Any) -> Answer:
-        """Change columns, notes or the name of a table, as for any client. Wait until each of its tablets has the change.
+        """Change columns, history, notes or the name of a table, as for any client. Wait until each of its tablets has the change.
 
         A request with an `alter_id` that was used before changes nothing, and only waits. If the table was
         renamed, it must give its `table_id`."""
@@ -135,7 +139,10 @@ class TableActions:
         name, given = fields.text("table", required=True), {each: fields.text(each) for each in _OPTIONAL}
         steps: list[Step] = [DropColumn(each) for each in fields.texts("drop")]
         steps += _renamed(fields)
+        steps += _defaults(fields)
         steps += [AddColumn(*column) for column in _columns(fields, "add")]
+        if fields.get("history_s") is not None:
+            steps.append(SetHistory(_history_ms(fields)))
         for each in ("table_id", "alter_id"):
             if given[each] and not is_id(given[each]):
                 fields.fault(each, given[each], "32 hex digits")
@@ -182,15 +189,36 @@ class TableActions:
         return {"table_id": id_from_pb(found.table.table_id)}
 
 
-def _columns(fields: Fields, name: str, *, required: bool = False) -> list[tuple[str, str, bool]]:
-    """(name, type, nullable) of each column."""
-    found = []
+def _history_ms(fields: Fields) -> int:
+    return 1_000 * fields.number("history_s", HISTORY_MAX_MS // 1_000)
+
+
+def _columns(fields: Fields, name: str, *, required: bool = False) -> list[tuple[str, str, bool, str | None]]:
+    """(name, type, nullable, default as JSON text) of each column."""
+    found: list[tuple[str, str, bool, str | None]] = []
     for number, each in enumerate(fields.items(name, required=required)):
         match each:
             case [str(column), str(type_), bool(nullable)]:
-                found.append((column, type_, nullable))
+                found.append((column, type_, nullable, None))
+            case [str(column), str(type_), bool(nullable), str() | None as default]:
+                found.append((column, type_, nullable, default))
             case _:
-                fields.fault(f"{name}[{number}]", each, '[NAME, TYPE, NULLABLE], like ["id", "int64", false]')
+                fields.fault(
+                    f"{name}[{number}]",
+                    each,
+                    '[NAME, TYPE, NULLABLE] or [NAME, TYPE, NULLABLE, DEFAULT], like ["stops", "int8", false, "0"]',
+                )
+    return found
+
+
+def _defaults(fields: Fields) -> list[ChangeDefault]:
+    found = []
+    for number, each in enumerate(fields.items("defaults")):
+        match each:
+            case [str(column), str() | None as default]:
+                found.append(ChangeDefault(column, default))
+            case _:
+                fields.fault(f"defaults[{number}]", each, '[NAME, DEFAULT], like ["stops", "0"]')
     return found
 
 

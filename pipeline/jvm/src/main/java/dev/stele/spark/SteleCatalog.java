@@ -1,8 +1,10 @@
 package dev.stele.spark;
 
+import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.EnumSet;
 import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -10,13 +12,16 @@ import java.util.Map;
 import java.util.Set;
 import java.util.TreeSet;
 import java.util.UUID;
+import java.util.function.Function;
 import java.util.stream.StreamSupport;
 import org.apache.spark.sql.catalyst.analysis.NoSuchNamespaceException;
 import org.apache.spark.sql.catalyst.analysis.NoSuchTableException;
 import org.apache.spark.sql.catalyst.analysis.TableAlreadyExistsException;
+import org.apache.spark.sql.connector.catalog.Column;
 import org.apache.spark.sql.connector.catalog.Identifier;
 import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableCatalog;
+import org.apache.spark.sql.connector.catalog.TableCatalogCapability;
 import org.apache.spark.sql.connector.catalog.TableChange;
 import org.apache.spark.sql.connector.expressions.Expressions;
 import org.apache.spark.sql.connector.expressions.Literal;
@@ -29,7 +34,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * `spark.sql.catalog.NAME.masters=HOST:PORT,...`. There are no namespaces. Each query reads the present, unless it says when.
  */
 public final class SteleCatalog implements TableCatalog {
-  private static final Set<String> PROPERTIES = new TreeSet<>(Set.of("primary_key", "replication_factor", TableCatalog.PROP_COMMENT));
+  private static final Set<String> PROPERTIES = new TreeSet<>(Set.of("primary_key", "replication_factor", Alteration.HISTORY, TableCatalog.PROP_COMMENT));
   private static final Set<String> OF_SPARK = Set.of("owner", "provider", "is_managed_location", "external");
 
   private String name;
@@ -40,7 +45,7 @@ public final class SteleCatalog implements TableCatalog {
     name = catalog;
     masters = options.getOrDefault("masters", "");
     if (Options.masters(masters).isEmpty()) {
-      throw refused("catalog " + catalog + ": spark.sql.catalog." + catalog + ".masters is missing: HOST:PORT of the masters, "
+      throw SteleException.refused("catalog " + catalog + ": spark.sql.catalog." + catalog + ".masters is missing: HOST:PORT of the masters, "
           + "separated by commas");
     }
   }
@@ -85,7 +90,7 @@ public final class SteleCatalog implements TableCatalog {
   @Override
   public Table loadTable(Identifier ident, long timestamp) throws NoSuchTableException {
     if (timestamp <= 0) {
-      throw refused("TIMESTAMP AS OF: the time is before 1970");
+      throw SteleException.refused("TIMESTAMP AS OF: the time is before 1970");
     }
     return table(ident, Map.of("snapshot", String.valueOf(timestamp << 12)));
   }
@@ -103,6 +108,7 @@ public final class SteleCatalog implements TableCatalog {
       var properties = new LinkedHashMap<String, String>();
       properties.put("primary_key", texts(about.path("key")));
       properties.put("replication_factor", about.path("replication_factor").asText());
+      properties.put(Alteration.HISTORY, about.path(Alteration.HISTORY).asText());
       for (var note : List.of(TableCatalog.PROP_OWNER, TableCatalog.PROP_COMMENT)) {
         if (!about.path(note).asText("").isEmpty()) {
           properties.put(note, about.path(note).asText());
@@ -118,7 +124,8 @@ public final class SteleCatalog implements TableCatalog {
         }
       }
       var schema = Types.spark(plan.schema());
-      return new SteleTable(options, schema, schema, partitioning.toArray(Transform[]::new), properties);
+      var columns = withDefaults(schema, about.path("columns"));
+      return new SteleTable(options, schema, columns, partitioning.toArray(Transform[]::new), properties);
     } catch (SteleException e) {
       if (e.code == SteleException.NOT_FOUND) {
         throw new NoSuchTableException(ident);
@@ -144,16 +151,25 @@ public final class SteleCatalog implements TableCatalog {
     }
   }
 
-  /** With TBLPROPERTIES ('primary_key'='id, ...'), and if wanted 'replication_factor' and PARTITIONED BY (bucket(8, id)). */
+  /** Without it Spark refuses DEFAULT. */
   @Override
-  @SuppressWarnings("deprecation") // Spark calls it for the newer ones
-  public Table createTable(Identifier ident, StructType schema, Transform[] parts, Map<String, String> properties)
+  public Set<TableCatalogCapability> capabilities() {
+    return EnumSet.of(TableCatalogCapability.SUPPORT_COLUMN_DEFAULT_VALUE);
+  }
+
+  /**
+   * With TBLPROPERTIES ('primary_key'='id, ...'), and if wanted 'replication_factor', 'history_s' and PARTITIONED BY
+   * (bucket(8, id)).
+   */
+  @Override
+  @SuppressWarnings("deprecation") // Spark calls it for the newer one
+  public Table createTable(Identifier ident, Column[] given, Transform[] parts, Map<String, String> properties)
       throws TableAlreadyExistsException, NoSuchNamespaceException {
     if (ident.namespace().length > 0) {
       throw new NoSuchNamespaceException(ident.namespace());
     }
     try {
-      cluster().act("create-table", created(ident.name(), schema, parts, properties));
+      cluster().act("create-table", created(ident.name(), given, parts, properties));
       return loadTable(ident);
     } catch (SteleException e) {
       if (e.code == SteleException.ALREADY_PRESENT) {
@@ -161,32 +177,39 @@ public final class SteleCatalog implements TableCatalog {
       }
       throw SteleException.<RuntimeException>sneak(e.inDriver());
     } catch (NoSuchTableException e) {
-      throw refused("table " + ident.name() + " was created, and dropped by somebody since");
+      throw SteleException.refused("table " + ident.name() + " was created, and dropped by somebody since");
     }
   }
 
-  private static ObjectNode created(String table, StructType schema, Transform[] parts, Map<String, String> properties) {
+  private static ObjectNode created(String table, Column[] given, Transform[] parts, Map<String, String> properties) {
     var what = "CREATE TABLE " + table + ": ";
     for (var property : properties.keySet()) {
       if (!PROPERTIES.contains(property) && !OF_SPARK.contains(property)) {
-        throw refused(what + "there is no property '" + property + "'; expected " + String.join(", ", PROPERTIES));
+        throw SteleException.refused(what + "there is no property '" + property + "'; expected " + String.join(", ", PROPERTIES));
       }
     }
     if (!properties.containsKey("primary_key")) {
-      throw refused(what + "name the key: TBLPROPERTIES ('primary_key'='id, ...')");
+      throw SteleException.refused(what + "name the key: TBLPROPERTIES ('primary_key'='id, ...')");
     }
     var key = Arrays.stream(properties.get("primary_key").split(",")).map(String::trim).toList();
     var body = Cluster.command(table);
     var columns = body.putArray("columns");
-    for (var field : schema.fields()) {
-      columns.addArray().add(field.name()).add(Types.named(field)).add(field.nullable() && !key.contains(field.name()));
+    for (var each : given) {
+      if (each.comment() != null) {
+        throw SteleException.refused(what + Alteration.noComment(each.name()));
+      }
+      var nullable = each.nullable() && !key.contains(each.name());
+      var column = columns.addArray().add(each.name()).add(Types.named(each.dataType())).add(nullable);
+      if (each.defaultValue() != null) {
+        column.add(Defaults.json(what, each.name(), each.dataType(), each.defaultValue().getSql()));
+      }
     }
     var names = body.putArray("key");
     key.forEach(names::add);
     var hashes = body.putArray("hash");
     for (var part : parts) {
       if (!part.name().equals("bucket") || !(part.arguments()[0] instanceof Literal<?> buckets)) {
-        throw refused(what + "PARTITIONED BY takes bucket(NUMBER, COLUMN, ...) only");
+        throw SteleException.refused(what + "PARTITIONED BY takes bucket(NUMBER, COLUMN, ...) only");
       }
       var hash = hashes.addObject().put("buckets", ((Number) buckets.value()).intValue());
       var of = hash.putArray("columns");
@@ -197,21 +220,24 @@ public final class SteleCatalog implements TableCatalog {
     if (properties.containsKey(TableCatalog.PROP_COMMENT)) {
       body.put("comment", properties.get(TableCatalog.PROP_COMMENT));
     }
+    if (properties.containsKey(Alteration.HISTORY)) {
+      body.put(Alteration.HISTORY, Alteration.seconds(what, properties.get(Alteration.HISTORY)));
+    }
     if (properties.containsKey("replication_factor")) {
       try {
         body.put("replication_factor", Integer.parseInt(properties.get("replication_factor")));
       } catch (NumberFormatException e) {
-        throw refused(what + "replication_factor is a number: 1, 3, 5 or 7");
+        throw SteleException.refused(what + "replication_factor is a number: 1, 3, 5 or 7");
       }
     }
     return body;
   }
 
-  /** ADD, DROP and RENAME COLUMN, and the table's comment. All changes of one statement are made, or none. */
+  /** Columns and their defaults, the table's comment and history. All changes of one statement are made, or none. */
   @Override
   public Table alterTable(Identifier ident, TableChange... changes) throws NoSuchTableException {
     if (changes.length > 0) { // DROP COLUMN IF EXISTS may change nothing
-      alter(ident, Alteration.of(ident.name(), changes));
+      alter(ident, plan -> Alteration.of(ident.name(), Types.spark(plan.schema()), changes));
     }
     return loadTable(ident);
   }
@@ -219,10 +245,10 @@ public final class SteleCatalog implements TableCatalog {
   @Override
   public void renameTable(Identifier from, Identifier to) throws NoSuchTableException, TableAlreadyExistsException {
     if (to.namespace().length > 0) {
-      throw refused("ALTER TABLE " + from.name() + " RENAME TO " + to + ": there are no namespaces");
+      throw SteleException.refused("ALTER TABLE " + from.name() + " RENAME TO " + to + ": there are no namespaces");
     }
     try {
-      alter(from, Cluster.command(from.name()).put("rename_to", to.name()));
+      alter(from, plan -> Cluster.command(from.name()).put("rename_to", to.name()));
     } catch (SteleException e) {
       if (e.code == SteleException.ALREADY_PRESENT) {
         throw new TableAlreadyExistsException(to);
@@ -232,14 +258,15 @@ public final class SteleCatalog implements TableCatalog {
   }
 
   /** Have the masters make a change. It has an id, so that a repeated call makes it once. */
-  private void alter(Identifier ident, ObjectNode body) throws NoSuchTableException {
+  private void alter(Identifier ident, Function<Cluster.Plan, ObjectNode> change) throws NoSuchTableException {
     if (ident.namespace().length > 0) {
       throw new NoSuchTableException(ident);
     }
     var cluster = cluster();
     try {
-      var about = cluster.plan(Cluster.command(ident.name())).about();
-      body.put("table_id", about.path("table_id").asText());
+      var plan = cluster.plan(Cluster.command(ident.name()));
+      var body = change.apply(plan);
+      body.put("table_id", plan.about().path("table_id").asText());
       body.put("alter_id", UUID.randomUUID().toString().replace("-", ""));
       cluster.act("alter-table", body);
     } catch (SteleException e) {
@@ -257,15 +284,22 @@ public final class SteleCatalog implements TableCatalog {
     return new Cluster(Options.masters(masters));
   }
 
-  private static RuntimeException refused(String why) {
-    throw SteleException.<RuntimeException>sneak(new SteleException(SteleException.INVALID_ARGUMENT, why).inDriver());
+  /** `told`: [NAME, TYPE, NULLABLE, DEFAULT] of each column, in the order of the schema. */
+  private static Column[] withDefaults(StructType schema, JsonNode told) {
+    var columns = new ArrayList<Column>();
+    for (var field : schema.fields()) {
+      var fallback = Defaults.spark(field.dataType(), told.path(columns.size()).path(3));
+      var column = Column.builderFor(field.name(), field.dataType()).nullable(field.nullable());
+      columns.add(column.defaultValue(fallback).build());
+    }
+    return columns.toArray(Column[]::new);
   }
 
-  private static List<String> columns(com.fasterxml.jackson.databind.JsonNode names) {
+  private static List<String> columns(JsonNode names) {
     return StreamSupport.stream(names.spliterator(), false).map(n -> n.asText()).toList();
   }
 
-  private static String texts(com.fasterxml.jackson.databind.JsonNode names) {
+  private static String texts(JsonNode names) {
     return String.join(", ", columns(names));
   }
 }

@@ -70,6 +70,11 @@ public final class SteleException extends RuntimeException {
     this.said = said;
   }
 
+  /** A statement that cannot be carried out, as the driver raises it. */
+  static RuntimeException refused(String why) {
+    return sneak(new SteleException(INVALID_ARGUMENT, why).inDriver());
+  }
+
   /** What the driver raises, so that Python programs get an AnalysisException with one sentence. */
   AnalysisException inDriver() {
     Option<String> none = Option.empty();

@@ -74,7 +74,7 @@ public final class SteleSource implements TableProvider, DataSourceRegister {
     if (isPython(properties)) {
       return python.getTable(schema, partitioning, properties);
     }
-    return new SteleTable(properties, schema, schema.equals(found) ? ofTable : null, new Transform[0], Map.of());
+    return new SteleTable(properties, schema, schema.equals(found) ? ofTable : null);
   }
 
   private boolean isPython(Map<String, String> given) {

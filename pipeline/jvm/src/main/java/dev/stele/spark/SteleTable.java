@@ -7,6 +7,8 @@ import java.util.EnumSet;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.Set;
+import org.apache.spark.sql.connector.catalog.CatalogV2Util;
+import org.apache.spark.sql.connector.catalog.Column;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
 import org.apache.spark.sql.connector.catalog.TableCapability;
@@ -26,21 +28,33 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 final class SteleTable implements SupportsRead, SupportsWrite {
   private final Map<String, String> raw;
   private final StructType schema;
+  private final Column[] columns;
   private final Transform[] partitioning;
   private final Map<String, String> properties;
   private StructType ofTable;
   private long snapshot;
 
-  /** `ofTable`: the table's own schema; null if it is not known yet, as `schema` is what the user gave. */
+  /** Of `load()`. `ofTable`: the table's own schema; null if it is not known yet, as `schema` is what the user gave. */
+  SteleTable(Map<String, String> raw, StructType schema, StructType ofTable) {
+    this.raw = Map.copyOf(raw);
+    this.schema = schema;
+    this.ofTable = ofTable;
+    columns = CatalogV2Util.structTypeToV2Columns(schema, false);
+    partitioning = new Transform[0];
+    properties = Map.of();
+  }
+
+  /** Of a catalog. `columns`: those of `schema`, the table's own, with their defaults. */
   SteleTable(
       Map<String, String> raw,
       StructType schema,
-      StructType ofTable,
+      Column[] columns,
       Transform[] partitioning,
       Map<String, String> properties) {
     this.raw = Map.copyOf(raw);
     this.schema = schema;
-    this.ofTable = ofTable;
+    this.ofTable = schema;
+    this.columns = columns;
     this.partitioning = partitioning;
     this.properties = properties;
   }
@@ -51,9 +65,14 @@ final class SteleTable implements SupportsRead, SupportsWrite {
   }
 
   @Override
-  @SuppressWarnings("deprecation") // columns() is made from it
+  @SuppressWarnings("deprecation") // Spark asks for it, too
   public StructType schema() {
     return schema;
+  }
+
+  @Override
+  public Column[] columns() {
+    return columns;
   }
 
   @Override

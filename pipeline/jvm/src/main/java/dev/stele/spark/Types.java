@@ -117,15 +117,15 @@ final class Types {
     }
   }
 
-  /** Stele's name for the type of a column that is to be made. */
-  static String named(StructField field) {
-    return switch (field.dataType().simpleString()) {
+  /** Stele's name for a type of Spark; Spark's own, if Stele has none, and masters refuse it. */
+  static String named(DataType type) {
+    return switch (type.simpleString()) {
       case "boolean" -> "bool";
       case "tinyint" -> "int8";
       case "smallint" -> "int16";
       case "int" -> "int32";
       case "bigint" -> "int64";
-      default -> field.dataType().simpleString();
+      default -> type.simpleString();
     };
   }
 

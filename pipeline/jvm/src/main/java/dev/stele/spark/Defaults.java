@@ -1,0 +1,137 @@
+package dev.stele.spark;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.JsonNodeFactory;
+import java.io.IOException;
+import java.math.BigDecimal;
+import java.time.DateTimeException;
+import java.time.Instant;
+import java.time.LocalDate;
+import java.time.OffsetDateTime;
+import java.time.temporal.ChronoUnit;
+import java.util.Base64;
+import org.apache.spark.sql.catalyst.CatalystTypeConverters;
+import org.apache.spark.sql.catalyst.analysis.UnresolvedFunction;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.LeafExpression;
+import org.apache.spark.sql.catalyst.expressions.Literal;
+import org.apache.spark.sql.catalyst.parser.CatalystSqlParser$;
+import org.apache.spark.sql.catalyst.util.ResolveDefaultColumns;
+import org.apache.spark.sql.connector.catalog.ColumnDefaultValue;
+import org.apache.spark.sql.connector.expressions.LiteralValue;
+import org.apache.spark.sql.types.BinaryType;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.DateType;
+import org.apache.spark.sql.types.Decimal;
+import org.apache.spark.sql.types.DecimalType;
+import org.apache.spark.sql.types.DoubleType;
+import org.apache.spark.sql.types.FloatType;
+import org.apache.spark.sql.types.StringType;
+import org.apache.spark.sql.types.TimestampType;
+import scala.jdk.javaapi.CollectionConverters;
+
+/** Defaults of columns: SQL in Spark, JSON text in Stele (node/stele/model/column.py). Asks nobody. */
+final class Defaults {
+  private static final String NULL = "null";
+  private static final Object NONE = new Object();
+
+  private Defaults() {}
+
+  /** The JSON text for a default in SQL; null if it is NULL. Only constants: nodes store one value for all later rows. */
+  static String json(String what, String column, DataType type, String sql) {
+    var value =
+        isConstant(CatalystSqlParser$.MODULE$.parseExpression(sql))
+            ? ResolveDefaultColumns.analyze(column, type, sql, "ALTER TABLE").eval(null)
+            : NONE;
+    if (value == NONE || value instanceof Number number && !Double.isFinite(number.doubleValue())) {
+      throw SteleException.refused(
+          what + "the default of column " + column + " is " + sql + "; expected a constant, such as 0 or 'none'");
+    }
+    return value == null ? null : node(value, type).toString();
+  }
+
+  /** Functions are not constants, even if they need no row: `current_date()` is another value each day. */
+  private static boolean isConstant(Expression parsed) {
+    if (parsed instanceof LeafExpression) {
+      return parsed instanceof Literal;
+    }
+    return !(parsed instanceof UnresolvedFunction) && CollectionConverters.asJava(parsed.children()).stream().allMatch(Defaults::isConstant);
+  }
+
+  private static JsonNode node(Object value, DataType type) {
+    var json = JsonNodeFactory.instance;
+    if (value instanceof Boolean flag) {
+      return json.booleanNode(flag);
+    }
+    if (value instanceof Double || value instanceof Float) {
+      return json.numberNode(new BigDecimal(value.toString()));
+    }
+    if (value instanceof byte[] bytes) {
+      return json.textNode(Base64.getEncoder().encodeToString(bytes));
+    }
+    if (type instanceof DateType) {
+      return json.textNode(LocalDate.ofEpochDay(((Number) value).longValue()).toString());
+    }
+    if (type instanceof TimestampType) {
+      return json.textNode(Instant.EPOCH.plus(((Number) value).longValue(), ChronoUnit.MICROS).toString());
+    }
+    return value instanceof Number number && !(value instanceof Decimal)
+        ? json.numberNode(number.longValue())
+        : json.textNode(value.toString());
+  }
+
+  /** The default of a table's column, by which Spark fills a column that an INSERT does not name; null if it has none. */
+  static ColumnDefaultValue spark(DataType type, JsonNode text) {
+    if (text.isNull() || text.isMissingNode() || text.asText().equals(NULL)) {
+      return null;
+    }
+    try {
+      var external = value(type, Cluster.JSON.readTree(text.asText()));
+      var value = CatalystTypeConverters.createToCatalystConverter(type).apply(external);
+      return new ColumnDefaultValue(sql(type, value), new LiteralValue<>(value, type));
+    } catch (IOException | DateTimeException e) {
+      throw new SteleException(SteleException.INTERNAL, "a master gave a default that this reader does not know; use its release's jar");
+    }
+  }
+
+  private static Object value(DataType type, JsonNode json) throws IOException {
+    if (type instanceof StringType) {
+      return json.asText();
+    }
+    if (type instanceof BinaryType) {
+      return json.binaryValue();
+    }
+    if (type instanceof DateType) {
+      return LocalDate.parse(json.asText());
+    }
+    if (type instanceof TimestampType) {
+      return OffsetDateTime.parse(json.asText()).toInstant();
+    }
+    if (type instanceof DecimalType) {
+      return new BigDecimal(json.asText());
+    }
+    if (type instanceof DoubleType) {
+      return json.doubleValue();
+    }
+    if (type instanceof FloatType) {
+      return json.floatValue();
+    }
+    return json.isBoolean() ? (Object) json.booleanValue() : whole(type, json.longValue());
+  }
+
+  private static Object whole(DataType type, long number) {
+    return switch (type.simpleString()) {
+      case "tinyint" -> (byte) number;
+      case "smallint" -> (short) number;
+      case "int" -> (int) number;
+      default -> number;
+    };
+  }
+
+  /** Spark's own text for a value, but for times: it would write them in the session's time zone. */
+  private static String sql(DataType type, Object value) {
+    return type instanceof TimestampType
+        ? "TIMESTAMP '" + Instant.EPOCH.plus((Long) value, ChronoUnit.MICROS) + "'"
+        : new Literal(value, type).sql();
+  }
+}
