@@ -1,5 +1,6 @@
-"""A process that has imported all of a node and a master, and forks itself for each that a test starts: to import takes a
-second of a processor, which is most of a start. Called by processes.py, commands.py and pods.py.
+"""A process that has imported all of a node and a master, or of the operator, and forks itself for each that a test starts: to
+import takes a second or two of a processor, which is most of a start. Called by processes.py, commands.py, pods.py and
+tests/operator/cluster.py.
 
 What it starts is a process of its own, with the session, group, environment and output that were asked for, and every signal as
 after an exec. It has one thread, no event loop yet, and chance of its own. The kernel shows the template's command line for it.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -23,6 +25,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
@@ -90,15 +93,15 @@ class Forked:
 
 
 class Template:
-    """The template of this process. Starts take turns."""
+    """A template of this process: of `stele` or of `stele-operator`. Starts take turns."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: str = "stele") -> None:
         self._turn = threading.Lock()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # -P: what lies beside this file is no module of a node.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", __file__, str(theirs.fileno())],
+                [sys.executable, "-P", __file__, str(theirs.fileno()), program],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
@@ -115,7 +118,7 @@ class Template:
         group: int | None = None,
         folder: Path | None = None,
     ) -> Forked:
-        """`stele` with these arguments. `output`, `claim`: descriptors for its output, and one that it keeps open.
+        """The program with these arguments. `output`, `claim`: descriptors for its output, and one that it keeps open.
         `folder`: where it runs, if elsewhere than this process."""
         order = {
             "arguments": arguments,
@@ -149,11 +152,17 @@ class Template:
 
 @cache
 def template() -> Template:
-    """The one of this process, made when it is first asked for."""
+    """The one of `stele` for this process, made when it is first asked for."""
     return Template()
 
 
-def _serve(channel: socket.socket) -> None:
+@cache
+def operator_template() -> Template:
+    """The one of `stele-operator` for this process, made when it is first asked for."""
+    return Template("stele-operator")
+
+
+def _serve(channel: socket.socket, program: str) -> None:
     """Fork for each order; ends with the other end of the channel. Returns in each new process."""
     template_pid = os.getpid()
     while True:
@@ -172,7 +181,7 @@ def _serve(channel: socket.socket) -> None:
                 os.close(has_begun)
                 os.setsid()
                 os.close(begins)
-                _become(order, fds, template_pid)
+                _become(program, order, fds, template_pid)
                 return
             # Whoever is told of it may signal its group at once, as after a start by subprocess.
             os.close(begins)
@@ -183,7 +192,7 @@ def _serve(channel: socket.socket) -> None:
         channel.send(json.dumps(answer).encode())
 
 
-def _become(order: dict[str, Any], fds: list[int], template_pid: int) -> None:
+def _become(program: str, order: dict[str, Any], fds: list[int], template_pid: int) -> None:
     """What exec and subprocess do for a process. A change of the group would undo the death signal, so it comes first."""
     if order["group"] is not None:
         os.setgid(order["group"])
@@ -197,7 +206,7 @@ def _become(order: dict[str, Any], fds: list[int], template_pid: int) -> None:
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["folder"])
-    sys.argv = ["stele", *order["arguments"]]
+    sys.argv = [program, *order["arguments"]]
     added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [path for path in added if path and path not in sys.path]
     sys.modules.pop("sitecustomize", None)
@@ -205,9 +214,8 @@ def _become(order: dict[str, Any], fds: list[int], template_pid: int) -> None:
         importlib.import_module("sitecustomize")
 
 
-def _import_all() -> None:
-    """As the command line does it, which sets this up before it imports more."""
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+def _import_stele() -> Callable[[], None]:
+    """As the command line does it, which sets imports up before it imports more. Returns what runs it."""
     from stele.cli import keep_imports_few
     from stele.model.no_pandas import keep_pandas_out
 
@@ -228,16 +236,31 @@ def _import_all() -> None:
     # As tests/harness/segments.py has it for nodes in a test's own process.
     stele.tserver.opening.LogOptions = partial(LogOptions, segment_bytes=_SEGMENT_BYTES)  # type: ignore[misc, assignment]
 
-    del uvloop, stele
+    del uvloop
+    return stele.cli.main
+
+
+def _import_operator() -> Callable[[], None]:
+    """As its command line does it. Returns what runs it."""
+    import stele_operator.__main__
+
+    return stele_operator.__main__.main
+
+
+def _can_fork() -> None:
+    """Fails if a fork would lose a thread. Makes forks cheap."""
     names = {Path(f"/proc/self/task/{t}/comm").read_text().strip() for t in os.listdir("/proc/self/task")}
     lost = names - {Path("/proc/self/comm").read_text().strip(), *_FORK_SAFE}
     if lost:
         raise RuntimeError(f"imports started threads that a fork would lose: {', '.join(sorted(lost))}")
+    # A collection in a fork would look at all of these, and copy each page that they lie on.
+    gc.collect()
+    gc.freeze()
 
 
 if __name__ == "__main__":
-    _import_all()
-    _serve(socket.socket(fileno=int(sys.argv[1])))
-    from stele.cli import main
-
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    main = {"stele": _import_stele, "stele-operator": _import_operator}[sys.argv[2]]()
+    _can_fork()
+    _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])
     main()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.processes import Cluster, Member
-from tests.harness.template import Forked, Template, template
+from tests.harness.template import Forked, Template, operator_template, template
 
 ROOT = Path(__file__).parents[2]
 WITHIN_S = 120.0
@@ -40,6 +40,15 @@ def test_its_exit_code_output_and_environment_are_its_own(tmp_path: Path) -> Non
     code, said = start("ksck", output=output, folder=tmp_path, environment=told)
     assert code == 2 and "127.0.0.1:x" in said and len(said.splitlines()) == 1, said
     assert "STELE_MASTERS" not in os.environ
+
+
+def test_the_operator_has_a_template_of_its_own(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    with output.open("wb") as out:
+        arguments = ["run", "--kubeconfig", str(tmp_path / "none")]
+        process = operator_template().start(arguments, dict(os.environ), out.fileno())
+    assert process.wait(WITHIN_S) == 2
+    assert output.read_text().startswith("stele-operator: kubeconfig "), output.read_text()
 
 
 def test_it_runs_in_a_folder_of_its_own_and_imports_what_its_path_says(tmp_path: Path) -> None:

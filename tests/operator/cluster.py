@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -20,11 +19,13 @@ from stele_operator.api.generate import DIRECTORY
 from stele_operator.kube import Kube, configuration
 from stele_operator.lease import EXIT_LOST
 from tests.harness.pods import start_forked
+from tests.harness.template import Forked, operator_template
 from tests.operator.rights import Door, door
 
 Json = dict[str, Any]
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 IDENTITY = "operator-under-test"
+ENDS_WITHIN_S = 300.0
 
 
 async def install_crds(kube: Kube) -> None:
@@ -46,7 +47,7 @@ class Bench:
         self.guard = guard
         self._folder = folder
         self._kubeconfig = kubeconfig
-        self._operator: asyncio.subprocess.Process | None = None
+        self._operator: Forked | None = None
         self._more: tuple[str, ...] = ()
         self.starts = 0
         self._kept: dict[str, Callable[[], bool]] = {}
@@ -62,20 +63,29 @@ class Bench:
         path = [environment["PYTHONPATH"], os.environ.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(part for part in path if part)
         with open(self._folder / f"operator-{self.starts}.log", "wb") as log:  # noqa: ASYNC230 - at once
-            self._operator = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "stele_operator", "run", "--kubeconfig", str(self._kubeconfig),
-                "--namespace", "default", "--metrics-host", "127.0.0.1", "--metrics-port", "0", "--identity", IDENTITY, *more,
-                env=environment, stdout=log, stderr=log,
-            )  # fmt: skip
+            arguments = [
+                *(
+                    "run",
+                    "--kubeconfig",
+                    str(self._kubeconfig),
+                    "--namespace",
+                    "default",
+                    "--identity",
+                    IDENTITY,
+                ),
+                *("--metrics-host", "127.0.0.1", "--metrics-port", "0", *more),
+            ]
+            self._operator = await asyncio.to_thread(
+                operator_template().start, arguments, environment, log.fileno()
+            )
 
     async def end(self, number: int = signal.SIGKILL) -> int:
         """Send a signal and wait; returns the exit code."""
         process, self._operator = self._operator, None
         if process is None:
             return 0
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
-        return await process.wait()
+        process.send_signal(number)
+        return await process.ended(ENDS_WITHIN_S)
 
     async def apply(self, name: str, **spec: Any) -> Json:
         """Create an example, with parts of its spec replaced."""
@@ -123,7 +133,7 @@ class Bench:
         end = time.monotonic() + seconds
         while not await true():
             assert not self._broken, self._broken
-            if self._operator is not None and self._operator.returncode == EXIT_LOST:
+            if self._operator is not None and self._operator.poll() == EXIT_LOST:
                 # A busy machine may cost it the Lease. A kubelet would start it again.
                 await self.start(*self._more)
             if time.monotonic() > end:
