@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import functools
 import json
@@ -387,6 +388,20 @@ def test_defaults_and_history_change(engine: Any, cluster: Cluster) -> None:
     ):
         with pytest.raises(Exception, match=said):
             engine.sql(f"ALTER TABLE st.kept {wrong}")
+
+
+def test_a_drop_whose_end_is_not_known_is_asked_for_again(engine: Any, cluster: Cluster) -> None:
+    """A node that does not answer is waited for until it can no longer serve the table, for longer than one call waits."""
+    with Client(cluster.master_addresses) as client:
+        table = client.create_table("left", SCHEMA)
+        silent = cluster.member(table.asynchronous.locations.tablets[0].target().node_id)
+        cluster.pause(silent)
+        try:
+            engine.sql("DROP TABLE st.left")
+        finally:
+            cluster.resume(silent)
+        assert [each.name for each in client.dropped_tables()].count("left") == 1
+    asyncio.run(cluster.wait_ready(silent))
 
 
 def test_both_readers_know_the_same_options(engine: Any, cluster: Cluster) -> None:

@@ -230,7 +230,9 @@ async def test_actions_list_create_and_drop_tables(cluster: LocalCluster) -> Non
     columns += [["d", "timestamp", True, '"20240501T1200+02"'], ["e", "date", True, '"2024-W01-1"']]
     new = {"table": "u", "columns": columns, "key": ["a"], "history_s": 3_600}
     hashed = {"hash": [{"columns": ["a"], "buckets": 2}], "replication_factor": 1, "comment": "who waits"}
-    await asyncio.to_thread(act, "create-table", {**new, **hashed})
+    named = {"table_id": new_id()}
+    for _ in range(2):
+        assert await asyncio.to_thread(act, "create-table", {**new, **hashed, **named}) == named
     async with cluster.client() as client:
         info = await client.describe("u")
         assert (info.tablets, info.replication_factor, info.comment) == (2, 1, "who waits")
@@ -273,6 +275,16 @@ async def test_actions_list_create_and_drop_tables(cluster: LocalCluster) -> Non
     ):
         with pytest.raises(REFUSED, match=said):
             await asyncio.to_thread(act, "create-table", wrong)
+    async with cluster.client() as client:
+        named = {"table_id": (await client.describe("t")).table_id}
+        again = {"table": "t", **named, "drop_id": new_id()}
+        for _ in range(2):
+            assert await asyncio.to_thread(act, "drop-table", again) == named
+        await client.recall_table("t")
+        with pytest.raises(REFUSED, match="was dropped, and somebody recalled it since"):
+            await asyncio.to_thread(act, "drop-table", again)
+        with pytest.raises(REFUSED, match=r"drop_id: .x.; expected 32 hex digits"):
+            await asyncio.to_thread(act, "drop-table", {**again, "drop_id": "x"})
     await asyncio.to_thread(act, "drop-table", {"table": "t"})
     assert await asyncio.to_thread(act, "list-tables", {}) == {"tables": []}
     async with cluster.client() as client:

@@ -35,7 +35,7 @@ _LOOK_S = 0.2
 _BUCKETS_MAX = 100_000
 _OPTIONAL = ("rename_to", "owner", "comment", "table_id", "alter_id")
 _OF_ALTER = ("table", "add", "drop", "rename", "defaults", "history_s", *_OPTIONAL)
-_OF_CREATE = ("table", "columns", "key", "hash", "replication_factor", "comment", "history_s")
+_OF_CREATE = ("table", "columns", "key", "hash", "replication_factor", "comment", "history_s", "table_id")
 
 
 class TableActions:
@@ -92,7 +92,9 @@ class TableActions:
         return {"tables": sorted(pb.name for pb in answer.tables if pb.kind != "keyspace")}
 
     async def _create(self, body: Any) -> Answer:
-        """Create a table, and wait until each of its tablets has a leader."""
+        """Create a table, and wait until each of its tablets has a leader.
+
+        A request with a `table_id` that was used before creates nothing, and only waits."""
         fields = Fields(body, _OF_CREATE)
         name, key = fields.text("table", required=True), fields.texts("key", required=True)
         columns = _columns(fields, "columns", required=True)
@@ -105,7 +107,7 @@ class TableActions:
             for number, part in enumerate(fields.objects("hash", ("columns", "buckets")))
         ]
         factor, comment = fields.number("replication_factor", 7, 1, default=3), fields.text("comment")
-        history_ms = _history_ms(fields)
+        history_ms, table_id = _history_ms(fields), _id(fields, "table_id")
         fields.refuse_faults()
         schema = replace(Schema.make(columns, list(key)), history_ms=history_ms)
         request = master_pb2.CreateTableRequest(
@@ -114,7 +116,7 @@ class TableActions:
             partitioning=partitioning_to_pb(by_ids(parts, schema)),
             replication_factor=factor,
             comment=comment,
-            table_id=id_to_pb(new_id()),
+            table_id=id_to_pb(table_id or new_id()),
         )
         await self._ask("CreateTable", request)
         until = time.monotonic() + _WAIT_S
@@ -144,8 +146,7 @@ class TableActions:
         if fields.get("history_s") is not None:
             steps.append(SetHistory(_history_ms(fields)))
         for each in ("table_id", "alter_id"):
-            if given[each] and not is_id(given[each]):
-                fields.fault(each, given[each], "32 hex digits")
+            _id(fields, each)
         fields.refuse_faults()
         table_id = given["table_id"] or id_from_pb((await self.locations(name)).table.table_id)
         request = master_pb2.AlterTableRequest(
@@ -172,13 +173,19 @@ class TableActions:
             await asyncio.sleep(_LOOK_S)
 
     async def _drop(self, body: Any) -> Answer:
-        """Drop a table so that it can be recalled."""
-        fields = Fields(body, ("table",))
+        """Drop a table so that it can be recalled.
+
+        A request with a `drop_id` that was used before drops nothing, and only waits. It must give the `table_id`, since the name is
+        free then."""
+        fields = Fields(body, ("table", "table_id", "drop_id"))
         name = fields.text("table", required=True)
+        table_id, drop_id = _id(fields, "table_id"), _id(fields, "drop_id")
         fields.refuse_faults()
-        found = await self.locations(name)
+        table_id = table_id or id_from_pb((await self.locations(name)).table.table_id)
         request = master_pb2.DropTableRequest(
-            table_id=found.table.table_id, wait_ms=int(_DROP_WAIT_S * 1000), drop_id=id_to_pb(new_id())
+            table_id=id_to_pb(table_id),
+            wait_ms=int(_DROP_WAIT_S * 1000),
+            drop_id=id_to_pb(drop_id or new_id()),
         )
         answer = await self._ask("DropTable", request)
         if answer.unreached:
@@ -186,7 +193,15 @@ class TableActions:
                 f"{name} is dropped, but {', '.join(answer.unreached[:3])} did not answer and may still serve it",
                 code=Code.UNKNOWN_OUTCOME,
             )
-        return {"table_id": id_from_pb(found.table.table_id)}
+        return {"table_id": table_id}
+
+
+def _id(fields: Fields, name: str) -> str:
+    """An id; "" if it is absent."""
+    found = fields.text(name)
+    if found and not is_id(found):
+        fields.fault(name, found, "32 hex digits")
+    return found
 
 
 def _history_ms(fields: Fields) -> int:

@@ -9,6 +9,8 @@ import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Iterator;
 import java.util.List;
+import java.util.Set;
+import java.util.UUID;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Function;
 import org.apache.arrow.flight.Action;
@@ -31,9 +33,13 @@ record Cluster(List<String> masters) implements Serializable {
   private static final int DEFAULT_PORT = 7051;
   private static final long CALL_MS = 12_000;
   private static final long PATIENCE_MS = 5_000;
+  private static final long BUSY_MS = 30_000;
+  private static final long CHANGE_MS = 60_000;
   private static final long PAUSE_MS = 200;
   private static final long FOLLOWER_WAIT_MS = 1_000;
   private static final byte VERSION = 1;
+  private static final Set<Integer> NOT_YET =
+      Set.of(SteleException.NOT_READY, SteleException.UNKNOWN_OUTCOME, SteleException.TIMED_OUT);
 
   /** A planned scan. `rows`: an estimate of the whole table; -1: not known. `about`: see docs/flight.md. */
   record Plan(Schema schema, List<TabletPlace> tablets, long rows, JsonNode about) {}
@@ -64,7 +70,7 @@ record Cluster(List<String> masters) implements Serializable {
 
   Plan plan(ObjectNode command) {
     var descriptor = FlightDescriptor.command(encoded(command));
-    FlightInfo info = ask(client -> client.getInfo(descriptor, timeout(CALL_MS)));
+    FlightInfo info = ask(client -> client.getInfo(descriptor, timeout(CALL_MS)), BUSY_MS);
     var about = parsed(info.getAppMetadata());
     var zones = about.path("zones");
     var tablets = new ArrayList<TabletPlace>();
@@ -80,26 +86,47 @@ record Cluster(List<String> masters) implements Serializable {
   }
 
   JsonNode act(String name, ObjectNode body) {
+    return act(name, body, BUSY_MS);
+  }
+
+  /** An action that changes something. It has ids, so that masters who are asked again make the change once. */
+  JsonNode change(String name, ObjectNode body) {
+    return act(name, body, CHANGE_MS);
+  }
+
+  private JsonNode act(String name, ObjectNode body, long busyMs) {
     var action = new Action(name, body.toString().getBytes(StandardCharsets.UTF_8));
     return ask(
         client -> {
           Iterator<Result> results = client.doAction(action, timeout(CALL_MS));
           return parsed(results.hasNext() ? results.next().getBody() : new byte[0]);
-        });
+        },
+        busyMs);
   }
 
-  /** The first answer of any master. Only where none answers it asks again, for a few seconds. */
-  private <T> T ask(Function<FlightClient, T> call) {
-    long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(PATIENCE_MS);
+  /** 32 hex digits that nothing else has. */
+  static String newId() {
+    return UUID.randomUUID().toString().replace("-", "");
+  }
+
+  /**
+   * The first answer of any master. It asks again where none can be reached, for a few seconds, and for `busyMs` where one says
+   * that it has not done it yet, or does not know whether it has.
+   */
+  private <T> T ask(Function<FlightClient, T> call, long busyMs) {
+    long begun = System.nanoTime();
     while (true) {
       var reasons = new ArrayList<String>();
+      SteleException busy = null;
       for (var address : masters) {
         try (var allocator = allocator("stele-plan");
             var client = client(allocator, address)) {
           return call.apply(client);
         } catch (FlightRuntimeException e) {
           var error = errorOf(e, address);
-          if (error.code != SteleException.UNAVAILABLE && error.code != SteleException.NOT_READY) {
+          if (NOT_YET.contains(error.code)) {
+            busy = error;
+          } else if (error.code != SteleException.UNAVAILABLE) {
             throw error;
           }
           reasons.add(error.said.startsWith(address) ? error.said : address + ": " + error.said);
@@ -107,8 +134,11 @@ record Cluster(List<String> masters) implements Serializable {
           throw interrupted();
         }
       }
-      if (System.nanoTime() > deadline) {
-        throw new SteleException(SteleException.UNAVAILABLE, "no master answers: " + String.join(", ", reasons));
+      long passedMs = TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - begun);
+      if (passedMs > (busy == null ? PATIENCE_MS : busyMs)) {
+        throw busy != null
+            ? busy
+            : new SteleException(SteleException.UNAVAILABLE, "no master answers: " + String.join(", ", reasons));
       }
       pause(PAUSE_MS);
     }

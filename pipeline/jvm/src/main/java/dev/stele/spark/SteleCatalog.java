@@ -11,7 +11,6 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeSet;
-import java.util.UUID;
 import java.util.function.Function;
 import java.util.stream.StreamSupport;
 import org.apache.spark.sql.catalyst.analysis.NoSuchNamespaceException;
@@ -141,7 +140,10 @@ public final class SteleCatalog implements TableCatalog {
       return false;
     }
     try {
-      cluster().act("drop-table", Cluster.command(ident.name()));
+      var cluster = cluster();
+      var about = cluster.plan(Cluster.command(ident.name())).about();
+      var body = Cluster.command(ident.name()).put("table_id", about.path("table_id").asText());
+      cluster.change("drop-table", body.put("drop_id", Cluster.newId()));
       return true;
     } catch (SteleException e) {
       if (e.code == SteleException.NOT_FOUND) {
@@ -169,7 +171,8 @@ public final class SteleCatalog implements TableCatalog {
       throw new NoSuchNamespaceException(ident.namespace());
     }
     try {
-      cluster().act("create-table", created(ident.name(), given, parts, properties));
+      var body = created(ident.name(), given, parts, properties);
+      cluster().change("create-table", body.put("table_id", Cluster.newId()));
       return loadTable(ident);
     } catch (SteleException e) {
       if (e.code == SteleException.ALREADY_PRESENT) {
@@ -267,8 +270,7 @@ public final class SteleCatalog implements TableCatalog {
       var plan = cluster.plan(Cluster.command(ident.name()));
       var body = change.apply(plan);
       body.put("table_id", plan.about().path("table_id").asText());
-      body.put("alter_id", UUID.randomUUID().toString().replace("-", ""));
-      cluster.act("alter-table", body);
+      cluster.change("alter-table", body.put("alter_id", Cluster.newId()));
     } catch (SteleException e) {
       if (e.code == SteleException.NOT_FOUND) {
         throw new NoSuchTableException(ident);

@@ -13,6 +13,7 @@ public final class SteleException extends RuntimeException {
   static final int NOT_READY = 4;
   static final int TIMED_OUT = 5;
   static final int UNAVAILABLE = 7;
+  static final int UNKNOWN_OUTCOME = 8;
   static final int INVALID_ARGUMENT = 20;
   static final int NOT_FOUND = 21;
   static final int ALREADY_PRESENT = 22;
