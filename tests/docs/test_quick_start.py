@@ -67,7 +67,6 @@ def test_the_quick_start(tmp_path: Path, place: dict[str, str]) -> None:
         healed = any("HealEnded" in line for line in watch.stdout)
         watch.kill()
     assert healed
-    run("stele-local down; stele-local up; stele-local exec python first.py", tmp_path, place)
     copied = """
         stele-local down; cp -a "$STELE_LOCAL_DIR" copy; stele-local up
         export STELE_LOCAL_DIR=$PWD/copy; eval "$(stele-local up)"

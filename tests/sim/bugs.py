@@ -401,9 +401,9 @@ def _leased(
 
 _LEASES = (
     _leased("a lease after a hand-over", Lease, "give_up", lease_bugs.keeps_it, 4),
-    _leased("a promise forgotten by a restart", Promise, "wait_out", lease_bugs.forgets, 5),
+    _leased("a promise forgotten by a restart", Promise, "wait_out", lease_bugs.forgets, 19),
     _leased("a lease counted from the answer", Leader, "_note_promise", lease_bugs.from_the_answer, 6),
-    _leased("a vote within a promise", Promise, "binds", lease_bugs.binds_nobody, 5),
+    _leased("a vote within a promise", Promise, "binds", lease_bugs.binds_nobody, 6),
     _leased("a clock that is too slow", Clocks, "__init__", lease_bugs.too_slow, 15),
     _leased(
         "a lease without the clocks' error",
