@@ -27,13 +27,13 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 _ORDER_BYTES = 1 << 17
 _FDS = 2
-_SEGMENT_BYTES = 8 << 20
+_SEGMENT_BYTES = 4 << 20
 _PR_SET_PDEATHSIG = 1
 _FORK_SAFE = {"jemalloc_bg_thd"}
 """Threads whose library knows of forks. Those of OpenBLAS, which does too, bear the name of the process."""
@@ -233,8 +233,12 @@ def _import_stele() -> Callable[[], None]:
     import stele.tserver.process
     from stele.wal.options import LogOptions
 
-    # As tests/harness/segments.py has it for nodes in a test's own process.
-    stele.tserver.opening.LogOptions = partial(LogOptions, segment_bytes=_SEGMENT_BYTES)  # type: ignore[misc, assignment]
+    def small(*, segment_bytes: int, **more: Any) -> LogOptions:
+        """As tests/harness/segments.py has it for nodes in a test's own process."""
+        asked = segment_bytes != LogOptions().segment_bytes
+        return LogOptions(segment_bytes=segment_bytes if asked else _SEGMENT_BYTES, **more)
+
+    stele.tserver.opening.LogOptions = small  # type: ignore[misc, assignment]
 
     del uvloop
     return stele.cli.main
