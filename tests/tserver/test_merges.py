@@ -199,6 +199,7 @@ async def test_a_look_for_dead_rows_holds_up_no_other_merge(cluster: LocalCluste
     await loops.merge_due()
     assert [store.reclaim_due for store in large] == [False, True]
     await with_room(node, 1 << 30)
+    loops._all_due_ms = 0  # on a busy machine the small one may be at rest by now
     await loops.merge_due()
     assert len(small.files) == 1 and not any(store.reclaim_due for store in large)
     assert [len(store.files) for store in large] == [2, 2]  # nothing in them is dead
