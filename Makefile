@@ -76,7 +76,8 @@ e2e: venv images ## end to end in your Kubernetes: docs/kubernetes.md has the se
 	STELE_E2E=1 STELE_DOCKER="$(DOCKER)" STELE_TAG=$(TAG) $(BIN)/python -m pytest -p no:cacheprovider -v \
 	  $(if $(TESTS),$(addprefix tests/e2e/,$(addsuffix .py,$(TESTS))),tests/e2e)
 
-test: lint types unit ## what CI runs: style, types, imports, every test, a bounded share of simulation, chaos, linear, power and mutants; JOBS at once
+test: lint ## what CI runs: style, types, imports, every test, a bounded share of simulation, chaos, linear, power and mutants; JOBS at once
+	$(MAKE) --no-print-directory -j 2 types unit  # types are checked beside what tests need first
 
 lint: venv
 	$(BIN)/ruff check .
@@ -95,7 +96,7 @@ unit: venv s3-server jar-if-possible build/spark.jsa
 	$(BIN)/python -m pytest tests/rpc/test_inflow_memory.py  # alone: it measures memory
 	$(BIN)/python -m pytest tests/backup/test_s3.py  # alone: the client of S3 leaves native threads behind
 
-build/spark.jsa: tests/spark/archive.py constraints.txt | venv # what the Javas of tests load, half as long to start
+build/spark.jsa: tests/spark/archive.py constraints.txt | venv jar-if-possible # what the Javas of tests load, half as long to start
 	$(BIN)/python -m tests.spark.archive $@
 
 sim: venv ## simulated nodes that run production's code, and simulated clusters under a driver; SEEDS=10000 for more, SEED=n for one story, SHRINK=1 with it
