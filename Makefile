@@ -112,7 +112,7 @@ chaos: venv ## real processes killed at random moments; ROUNDS=20, SEED=n to rep
 linear: venv ## what clients are told under faults, judged for linearizability; ROUNDS=20, SEED=n to repeat a run
 	$(BIN)/python -m tests.linear --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
 
-mutants: venv ## plant each fault of a kept list in a copy of the tree and name the test that sees it; MUTANTS=3,17 for some
+mutants: venv jar-if-possible ## plant each fault of a kept list in a copy of the tree and name the test that sees it; MUTANTS=3,17 for some
 	$(BIN)/python -m tests.mutants --jobs $(JOBS) $(if $(MUTANTS),--only $(MUTANTS))
 
 power: venv ## what real nodes wrote, cut off at any file call (root, /dev/fuse); ROUNDS=20, SEED=n

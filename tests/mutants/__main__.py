@@ -18,11 +18,13 @@ from pathlib import Path
 
 import click
 
-from tests.mutants.faults import Fault, outdated, read_faults, share
-from tests.mutants.plant import Tree, Verdict
+from tests.mutants.faults import ROOT, Fault, outdated, read_faults, share
+from tests.mutants.plant import JAR, Tree, Verdict
 
 LIMIT_S = 120.0
 """For the tests of one fault, which take seconds: who takes that long hangs."""
+JAVA_LIMIT_S = 600.0
+"""For those of a fault in Java: they start a Spark and a cluster."""
 BASELINE_LIMIT_S = 1800.0
 """For all tests that saw a fault, without one."""
 
@@ -41,7 +43,8 @@ def run(
         try:
             tree = Tree(directory)
             while not errors:
-                verdict = tree.judge(waiting.get_nowait(), LIMIT_S)
+                fault = waiting.get_nowait()
+                verdict = tree.judge(fault, JAVA_LIMIT_S if fault.is_java else LIMIT_S)
                 verdicts.append(verdict)
                 tell(verdict)
         except queue.Empty:
@@ -74,7 +77,7 @@ def unproven(verdicts: list[Verdict]) -> list[Verdict]:
         return verdicts
     with tempfile.TemporaryDirectory(prefix="stele-mutants-") as directory:
         tree = Tree(Path(directory) / "tree")
-        failing = {t for t in tree.failing(tests, BASELINE_LIMIT_S) if tree.failing((t,), LIMIT_S)}
+        failing = {t for t in tree.failing(tests, BASELINE_LIMIT_S) if tree.failing((t,), JAVA_LIMIT_S)}
     return [
         replace(v, saw="", broken=f"{v.saw} fails without the fault, too") if v.saw in failing else v
         for v in verdicts
@@ -122,6 +125,12 @@ def main(only: frozenset[int], part: tuple[int, int], jobs: int, listing: bool) 
         click.echo(line, err=True)
     if listing or wrong:
         sys.exit(bool(wrong))
+    if not (ROOT / JAR).exists():
+        java = [fault for fault in chosen if fault.is_java]
+        chosen = [fault for fault in chosen if not fault.is_java]
+        click.echo(
+            f"{len(java)} faults in Java are left out, since the JVM reader is not built: make jar", err=True
+        )
     begun = time.monotonic()
     verdicts = unproven(run(chosen, jobs, tell=lambda verdict: click.echo(row(verdict))))
     survivors = [verdict for verdict in verdicts if verdict.survived]

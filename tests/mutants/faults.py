@@ -28,6 +28,11 @@ class Fault:
     tests: tuple[str, ...]
     """Files or node ids, those that see it soonest first."""
 
+    @property
+    def is_java(self) -> bool:
+        """Whether the JVM reader must be built with it, which takes longer than most tests."""
+        return self.file.endswith(".java")
+
 
 def read_faults(lists: Path = LISTS) -> list[Fault]:
     """All faults, numbered from 1 in the order of the files' names.

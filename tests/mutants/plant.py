@@ -20,6 +20,7 @@ _LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv", ".demo", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "*.egg-info"
 )
 _SOURCES = ("node", "operator", "pipeline", "tools/stele_local")
+JAR, BUILD = "pipeline/stele_spark/jars/stele-spark.jar", "pipeline/jvm/build.py"
 _STOP_S = 10.0
 _SAW = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 _FAILED, _PASSED = 1, 0
@@ -58,8 +59,9 @@ class Tree:
     @contextmanager
     def planted(self, fault: Fault) -> Iterator[None]:
         """The fault is in the tree within the block."""
-        path = self.directory / fault.file
+        path, jar = self.directory / fault.file, self.directory / JAR
         text = path.read_text()
+        built = jar.read_bytes() if fault.is_java else b""
         if text.count(fault.old) != 1:
             raise ValueError(
                 f"{fault.file}: {fault.old!r} stands {text.count(fault.old)} times, expected once"
@@ -69,6 +71,14 @@ class Tree:
             yield
         finally:
             self._write(path, text)
+            if built:
+                jar.write_bytes(built)
+
+    def _build(self) -> str:
+        """Build the JVM reader. Returns what Maven said if it failed."""
+        words = [sys.executable, BUILD, JAR]
+        done = subprocess.run(words, cwd=self.directory, capture_output=True, text=True, check=False)
+        return f"the jar was not built:\n{done.stderr[-3000:]}" if done.returncode else ""
 
     def _write(self, path: Path, text: str) -> None:
         path.write_text(text)
@@ -80,6 +90,8 @@ class Tree:
         """Plant the fault and run its tests until one fails."""
         begun = time.monotonic()
         with self.planted(fault):
+            if fault.is_java and (told := self._build()):
+                return Verdict(fault, "", time.monotonic() - begun, told)
             code, output = self.run(fault.tests, limit_s)
         seconds = time.monotonic() - begun
         if code is None:
