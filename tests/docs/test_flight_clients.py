@@ -1,7 +1,9 @@
-"""docs/flight.md's programs in Java and Go, built and run as the page says: they read every row of a real cluster's table."""
+"""docs/flight.md's programs in Java, Go and R, built and run as the page says: they read every row of a real cluster's table."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import re
@@ -52,10 +54,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, pa.
 def printed(language: str, file: str, folder: Path, masters: str) -> str:
     """What a reader sees who saves the blocks of one part as files and runs its commands. Skips the test where the registry
     does not answer."""
-    part = {"java": "Java", "go": "Go"}[language]
+    part = {"java": "Java", "go": "Go", "r": "R"}[language]
     (program,) = blocks(PAGE, language=language, heading=part)
     (commands,) = blocks(PAGE, language="sh", heading=part)
-    environment = {**os.environ, **CHEAP, "STELE_MASTERS": f"{masters},127.0.0.9:1"}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, **CHEAP, "PATH": path, "STELE_MASTERS": f"{masters},127.0.0.9:1"}
     words = ["bash", "-ec", commands.code]
     for attempt in range(5):  # a tablet may have no leader just now, on a busy machine
         here = folder / str(attempt)
@@ -133,6 +136,29 @@ def test_go(cluster: tuple[str, pa.Table], tmp_path: Path) -> None:
         },
     )
     same([make(row) for line in told.splitlines() for row in json.loads(line)], expected)
+
+
+def test_r(cluster: tuple[str, pa.Table], tmp_path: Path) -> None:
+    masters, expected = cluster
+    there = ["Rscript", "-e", "library(reticulate)"]
+    if shutil.which("Rscript") is None or subprocess.run(there, capture_output=True, check=False).returncode:
+        pytest.skip("no R with the package reticulate on this machine")
+    told = printed("r", "read.R", tmp_path, masters)
+    zone = expected.schema.field("time_hour").type
+    make = values(
+        expected,
+        {
+            "int64": int,
+            "double": float,
+            "string": str,
+            str(zone): lambda text: pa.array([text]).cast(zone)[0].as_py(),
+        },
+    )
+    csv.field_size_limit(2 * len(LARGE))
+    rows = [
+        {n: None if v == "NA" else v for n, v in row.items()} for row in csv.DictReader(io.StringIO(told))
+    ]
+    same([make(row) for row in rows], expected)
 
 
 def test_java_has_the_version_of_our_own_reader() -> None:
