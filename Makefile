@@ -10,7 +10,7 @@ JOBS   ?= 4
 DOCKER ?= docker
 TAG    ?= dev
 
-.PHONY: help venv s3-server venv-demo demo docs images jar jar-if-possible hdfs e2e test lint types unit sim chaos linear mutants power fuzz bench generate clean
+.PHONY: help venv s3-server venv-demo demo docs images jar jar-if-possible hdfs e2e test lint types unit sim chaos linear compiled mutants power fuzz bench generate clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -111,6 +111,12 @@ chaos: venv ## real processes killed at random moments; ROUNDS=20, SEED=n to rep
 
 linear: venv ## what clients are told under faults, judged for linearizability; ROUNDS=20, SEED=n to repeat a run
 	$(BIN)/python -m tests.linear --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
+
+compiled: venv ## the compiled build (docs/compiled.md), and rounds of linear and chaos on it; ROUNDS=20; needs a C compiler
+	$(BIN)/python tools/compile.py build/compiled
+	PYTHONPATH=build/compiled $(BIN)/python -m pytest -q tests/raft tests/rpc/test_peers.py tests/tserver/test_leases.py
+	PYTHONPATH=build/compiled $(BIN)/python -m tests.linear --rounds $(ROUNDS)
+	PYTHONPATH=build/compiled $(BIN)/python -m tests.chaos --rounds $(ROUNDS)
 
 mutants: venv jar-if-possible ## plant each fault of a kept list in a copy of the tree and name the test that sees it; MUTANTS=3,17 for some
 	$(BIN)/python -m tests.mutants --jobs $(JOBS) $(if $(MUTANTS),--only $(MUTANTS))

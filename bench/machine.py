@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from bench.report import milliseconds, percentile
+from stele.raft import core
 
 _SYNCS, _ROUND_TRIPS, _LOOPS = 300, 3_000, 5
 _BLOCK = 4_096
@@ -32,6 +33,7 @@ def described() -> str:
     return (
         f"{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()} {platform.release()}, "
         f"{os.path.realpath(sys.executable)} {platform.python_version()}"
+        f"{', Stele compiled' if core.__file__.endswith('.so') else ''}"
     )
 
 

@@ -19,6 +19,7 @@ from typing import Protocol
 
 import structlog
 
+from stele.consensus.log_reads import read_patiently
 from stele.consensus.ports import CoreLog, Loop
 from stele.model.entry import Entry
 from stele.model.errors import Code, InvariantViolation, Retryable, SteleError
@@ -32,7 +33,6 @@ from stele.raft.ports import persist_calls
 log = structlog.get_logger("stele.consensus")
 
 _RETRY_S = 0.005
-_READ_AGAIN_S = 0.5
 
 
 class EffectSink(Protocol):
@@ -295,19 +295,11 @@ class CoreRuntime:
         return True
 
     async def _read_log(self, request: fx.ReadLog) -> None:
-        """Read the log, and try until it succeeds: the core sends the peer nothing before the answer."""
-        while True:
-            try:
-                entries = await self._sink.read_log(request.first_index, request.bytes_max)
-                break
-            except Retryable as exc:
-                log.warning("the log could not be read; it is tried again", error=str(exc))
-            except SteleError as exc:
-                self._fail(exc)
-                return
-            except Exception:
-                log.exception("the log could not be read; it is tried again")
-            await asyncio.sleep(_READ_AGAIN_S)
-            if self.core.role is not fx.Role.LEADER:
-                return  # it is not needed any more, and a group never rests while a read is under way
-        self.post(LogRead(request.to, request.first_index, entries))
+        """Read the log for a peer. If this replica leads no more, nobody needs it. A group never rests meanwhile."""
+        entries = await read_patiently(
+            lambda: self._sink.read_log(request.first_index, request.bytes_max),
+            lambda: self.core.role is fx.Role.LEADER,
+            self._fail,
+        )
+        if entries is not None:
+            self.post(LogRead(request.to, request.first_index, entries))

@@ -172,8 +172,9 @@ def message_from_pb(envelope: consensus_pb2.ConsensusMessage) -> Message:
         case "timeout_now":
             t = envelope.timeout_now
             return TimeoutNow(t.term, cut(t.cause), t.lease_given_up)
-        case other:
+        case _:
+            kind: str | None = envelope.WhichOneof("body")
             raise Rejected(
-                f"a peer sent a message of kind {other}, unknown to this program; upgrade it",
+                f"a peer sent a message of kind {kind}, unknown to this program; upgrade it",
                 code=Code.UNSUPPORTED_VERSION,
             )

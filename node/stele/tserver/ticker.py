@@ -30,19 +30,19 @@ class ReplicaClock:
 
     def __init__(self, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._monotonic_ns = monotonic_ns
-        self._real = self._counted = monotonic_ns() // 1_000_000
+        self._real_ms = self._counted = monotonic_ns() // 1_000_000
 
     def now_ms(self) -> int:
         """The present time. It advances by at most STEP_MS between two ticks. Read for each message that
         comes in."""
-        passed = self._monotonic_ns() // 1_000_000 - self._real
+        passed = self._monotonic_ns() // 1_000_000 - self._real_ms
         return self._counted + (passed if passed < STEP_MS else STEP_MS)
 
     def tick(self) -> int:
         """Count one tick. Returns how many ms really passed since the one before."""
         self._counted = self.now_ms()
         real = self._monotonic_ns() // 1_000_000
-        passed, self._real = real - self._real, real
+        passed, self._real_ms = real - self._real_ms, real
         return passed
 
 

@@ -45,16 +45,21 @@ class Written:
         self.done = done
 
 
-class Rewritten(tuple[Entry, ...]):
-    """Entries that are written to the log a second time. The cache already counts those that are in
+class Rewritten:
+    """Marks entries that are written to the log a second time. The cache already counts those that are in
     memory."""
 
     __slots__ = ()
 
 
-Item = tuple[State | None, Sequence[Entry] | None, Record | Checkpoint | Written | None, Done | None]
-"""(stream, entries, record, done): entries or one record. Without a stream: a checkpoint, a question for what is written,
-or only a callback."""
+REWRITTEN = Rewritten()
+
+
+Item = tuple[
+    State | None, Sequence[Entry] | None, Record | Checkpoint | Written | Rewritten | None, Done | None
+]
+"""(stream, entries, record, done): entries or one record. Entries may be marked REWRITTEN. Without a stream: a checkpoint, a
+question for what is written, or only a callback."""
 
 
 class SmallBatchWriter(Protocol):

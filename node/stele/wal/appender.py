@@ -83,18 +83,18 @@ class Appender:
         self._log = log
         self._unindexed: list[tuple[int, int, list[_Row]]] = []  # sequence, offset of the group, its rows
         self._unsynced_since = 0.0
-        self._thread = threading.Thread(target=self._run, name="stele-wal-appender", daemon=True)
+        self._worker = threading.Thread(target=self._run, name="stele-wal-appender", daemon=True)
 
     def start(self) -> None:
         """Start the thread that drains the queue."""
-        self._thread.start()
+        self._worker.start()
 
     def join(self) -> None:
         """Drain the queue, close the segment, end the thread. The log must be closing or failed."""
-        if self._thread.ident is None:
+        if self._worker.ident is None:
             self.turn()
         else:
-            self._thread.join()
+            self._worker.join()
 
     def turn(self) -> None:
         """Write one batch in the caller's thread, or end a closing log. For logs opened without threads."""
@@ -228,7 +228,7 @@ class Appender:
         for state, entries, record, _ in items:
             if entries is not None:
                 assert state is not None
-                self._add_entries(group, state, entries)
+                self._add_entries(group, state, entries, again=type(record) is Rewritten)
             elif isinstance(record, Record):
                 assert state is not None
                 self._add_record(group, state, record)
@@ -251,7 +251,7 @@ class Appender:
         written, self._written = self._written, []
         return written
 
-    def _add_entries(self, group: _Group, state: State, entries: Sequence[Entry]) -> None:
+    def _add_entries(self, group: _Group, state: State, entries: Sequence[Entry], *, again: bool) -> None:
         """Put one call's entries into one group, so that a crash keeps all of them or none."""
         tablet, replica = state.raw
         pieces = group.pieces
@@ -266,9 +266,7 @@ class Appender:
             pieces.append(payload if type(payload) is bytes else bytes(payload))
             group.size += length + _RECORD_BYTES
         group.count += len(entries)
-        group.index.append(
-            (state, _ENTRY, first, e.index, term, () if type(entries) is Rewritten else entries)
-        )
+        group.index.append((state, _ENTRY, first, e.index, term, () if again else entries))
 
     def _add_record(self, group: _Group, state: State, r: Record) -> None:
         group.pieces.append(RECORD.pack(r.kind, r.detail, 0, len(r.blob), r.tablet, r.replica, r.a, r.b, r.c))

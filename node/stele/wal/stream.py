@@ -21,7 +21,7 @@ from stele.model.logrecord import (
     TermRecord,
     VoteRecord,
 )
-from stele.wal.append_queue import RECORD_COST_BYTES, Done, Rewritten, Written
+from stele.wal.append_queue import RECORD_COST_BYTES, REWRITTEN, Done, Written
 from stele.wal.base import SharedLog
 from stele.wal.extents import Extent
 from stele.wal.format import Kind, Record
@@ -298,7 +298,7 @@ class StreamLog:
                 size += len(entry.payload) + RECORD_COST_BYTES
             self._check_size(size, bytes_max)
             log.admit_again()
-            log.append_queue.push((state, Rewritten(entries), None, done), size)
+            log.append_queue.push((state, entries, REWRITTEN, done), size)
         return size
 
     def set_flushed(self, index: int) -> None:
