@@ -76,7 +76,7 @@ async def test_a_hold_that_not_all_tablets_renewed_is_renewed_soon_after_they_ar
     cluster, notes = LocalCluster(tmp_path), list[str]()
     try:
         await cluster.start()
-        async with cluster.client() as client, AsyncClient([cluster.master_address], timeout_s=1) as brief:
+        async with cluster.client() as client, AsyncClient([cluster.master_address], timeout_s=4) as brief:
             table = await client.create_table("t", SCHEMA, HASHED)
             await table.write_arrow(pa.table({"id": range(ROWS), "name": ["a"] * ROWS}))
             renewing = await brief.open_table("t")
@@ -86,7 +86,7 @@ async def test_a_hold_that_not_all_tablets_renewed_is_renewed_soon_after_they_ar
                     await cluster.stop(name)
                 await asyncio.sleep(0.5)  # a try has begun that ends in vain
                 monkeypatch.setattr(holding, "RENEW_S", 3_600.0)
-                await asyncio.sleep(2)
+                await asyncio.sleep(5)
                 for name in away:
                     await cluster.launch(name)
                 (before,) = await table.holds()
