@@ -14,7 +14,9 @@ from typing import Any
 import google_crc32c
 import pyarrow as pa
 import yaml
+from google.protobuf.any_pb2 import Any as AnyPB
 from google.protobuf.message import DecodeError
+from google.protobuf.wrappers_pb2 import StringValue
 
 from stele.cli.csv_rows import CsvFormat, Lines, read_csv
 from stele.cli.schema_file import table_from_file
@@ -43,6 +45,7 @@ from stele.rpc.convert_schema import (
     schema_to_pb,
 )
 from stele.rpc.errors import error_from_json
+from stele.rpc.flight_sql import command_of_sql
 from stele.rpc.frames import frame
 from stele.rpc.identity import Identity, caller_from_metadata
 from stele.rpc.proto import common_pb2, consensus_pb2, tserver_pb2
@@ -100,6 +103,12 @@ def _batch() -> pa.RecordBatch:
 
 def _block() -> bytes:
     return encode_block(RowOp.UPSERT, [c.id for c in SCHEMA.columns], _batch(), SCHEMA.version)
+
+
+def _sql(query: str) -> bytes:
+    """A command of Flight SQL that holds this query."""
+    kind = "type.googleapis.com/arrow.flight.protocol.sql.CommandStatementQuery"
+    return AnyPB(type_url=kind, value=StringValue(value=query).SerializeToString()).SerializeToString()
 
 
 def _scan_json() -> str:
@@ -345,6 +354,11 @@ def table() -> list[Parser]:
         Parser("footer", [bytes(72 * 3)], decode_footer),
         Parser("ticket", [ticket, copy_ticket], decode_ticket, json_from=1),
         Parser("scan command", [ScanCommand("t").encode()], ScanCommand.decode, json_from=1),
+        Parser(
+            "query of Flight SQL",
+            [_sql('SELECT a, "b c" FROM t WHERE a > 5 AND b IN (1, 2)')],
+            command_of_sql,
+        ),
         Parser("error", [b'{"code":3,"message":"x","leader":""}'], error_from_json, json_from=0),
         Parser("peer message", _messages(), _message, (DecodeError,)),
         Parser("request ids", [many], request_ids_of),

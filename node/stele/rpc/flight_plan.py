@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from stele.model.errors import Rejected
+from stele.rpc.flight_sql import ANY_TAG, command_of_sql
 from stele.rpc.ticket import ScanCommand, Ticket
 
 
@@ -39,13 +40,15 @@ class Planned:
 
 
 def command_of(descriptor: fl.FlightDescriptor) -> ScanCommand:
-    """The command of a descriptor. A path of one part is the name of a table, of which all is read.
+    """The command of a descriptor. A path of one part is the name of a table, of which all is read. A command is one of ours,
+    or a query of Flight SQL.
 
     Raises:
-        Rejected: neither a path of one part nor a command; otherwise what `ScanCommand.decode` raises.
+        Rejected: neither a path of one part nor a command; otherwise what `ScanCommand.decode` and `command_of_sql` raise.
     """
     if descriptor.descriptor_type != fl.DescriptorType.PATH:
-        return ScanCommand.decode(bytes(descriptor.command or b""))
+        raw = bytes(descriptor.command or b"")
+        return command_of_sql(raw) if raw.startswith(ANY_TAG) else ScanCommand.decode(raw)
     parts = [bytes(part) for part in descriptor.path]
     if len(parts) != 1 or not parts[0]:
         raise Rejected(f"the path has {len(parts)} parts; expected one, the name of a table")
