@@ -65,6 +65,7 @@ COPY README.md LICENSE ./
 COPY node node
 COPY operator operator
 COPY pipeline pipeline
+COPY tools/compile.py tools/compile.py
 RUN --mount=type=cache,target=/var/cache/pip --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     /opt/build/bin/pip --python /opt/venv/bin/python install -q --no-deps --target /opt/app . && \
     mkdir /opt/version && mv /opt/app/stele_store-*.dist-info /opt/version/ && rm /opt/version/*/RECORD

@@ -26,6 +26,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 ROOT = Path(__file__).resolve().parent.parent
 NEEDS = ["mypy>=2.4", "setuptools>=80", "types-protobuf", "types-grpcio", "types-PyYAML"]
 """What the hook installs for the time of the build. mypyc is a part of mypy."""
+_MARK = ".made-by-compile"
+"""A file in each directory that this program has made, and may remove."""
 _SET_UP = """
 import sys
 from mypyc.build import mypycify
@@ -70,10 +72,14 @@ def modules() -> list[str]:
 def waits_within(source: str) -> list[int]:
     """Lines where a coroutine waits within `try` or `with`. mypyc 2.4 loses the error that ends such a wait now and then."""
     waits = (ast.Await, ast.Yield, ast.YieldFrom, ast.AsyncWith, ast.AsyncFor)
+
+    def waiting(part: ast.AST) -> bool:
+        return isinstance(part, waits) or (isinstance(part, ast.comprehension) and bool(part.is_async))
+
     lines = []
     for block in ast.walk(ast.parse(source)):
-        if isinstance(block, ast.Try | ast.With | ast.AsyncWith | ast.AsyncFor):
-            lines += [block.lineno] if any(isinstance(part, waits) for part in ast.walk(block)) else []
+        if isinstance(block, ast.Try | ast.TryStar | ast.With | ast.AsyncWith | ast.AsyncFor):
+            lines += [block.lineno] if any(map(waiting, ast.walk(block))) else []
     return lines
 
 
@@ -83,14 +89,20 @@ def compile_into(directory: Path, *, level: str = "2") -> Iterator[Path]:
     `level`: how hard the C compiler tries, "0" to "3".
 
     Raises:
+        SystemExit: as `modules`; the directory has files, and is not of an earlier call.
         CalledProcessError: mypyc or the C compiler failed. They have said why.
     """
+    listed = modules()
+    if directory.exists() and any(directory.iterdir()) and not (directory / _MARK).exists():
+        raise SystemExit(f"{directory} has files, and this program did not make it; name a new directory")
     shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    (directory / _MARK).touch()
     shutil.copytree(
         ROOT / "node" / "stele", directory / "stele", ignore=shutil.ignore_patterns("__pycache__")
     )
     with tempfile.TemporaryDirectory() as scratch:
-        command = [sys.executable, "-c", _SET_UP, scratch, level, str(ROOT / "pyproject.toml"), *modules()]
+        command = [sys.executable, "-c", _SET_UP, scratch, level, str(ROOT / "pyproject.toml"), *listed]
         subprocess.run(command, check=True, cwd=directory, env={**os.environ, "MYPYPATH": str(directory)})
     shutil.rmtree(directory / ".mypy_cache", ignore_errors=True)
     for path in sorted(directory.rglob("*.so")):
@@ -131,7 +143,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "directory", type=Path, help="where to put the compiled copy; what is there is removed"
+        "directory",
+        type=Path,
+        help="where to put the compiled copy: a new directory, or that of an earlier call",
     )
     parser.add_argument(
         "--level", default="2", choices="0123", help="how hard the C compiler tries (default 2)"

@@ -34,6 +34,8 @@ def test_the_listed_modules_exist_and_may_be_compiled(tool: ModuleType) -> None:
         "async with x:\n        y()",
         "with x:\n        y(await z)",
         "async for y in x:\n        pass",
+        "try:\n        await x\n    except* y:\n        pass",
+        "try:\n        z = [y async for y in x]\n    finally:\n        pass",
     ],
 )
 def test_a_coroutine_that_waits_within_a_block_is_found(tool: ModuleType, body: str) -> None:
@@ -65,3 +67,17 @@ def test_a_module_that_waits_within_a_block_is_refused(
     monkeypatch.setattr(tool, "ROOT", tmp_path)
     with pytest.raises(SystemExit, match=r"yes\.py:2 waits within a block"):
         tool.modules()
+
+
+def test_a_directory_of_somebody_else_is_left_alone(tool: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match="this program did not make it"):
+        list(tool.compile_into(tmp_path))
+    assert (tmp_path / "file").exists()
+
+
+def test_the_images_have_what_their_build_runs() -> None:
+    """Every build of a wheel runs the hook, even where it has nothing to do."""
+    root = Path(__file__).parents[2]
+    assert "COPY tools/compile.py tools/compile.py\n" in (root / "Dockerfile").read_text()
+    assert "!tools/compile.py\n" in (root / ".dockerignore").read_text()

@@ -175,6 +175,27 @@ def test_a_default_that_is_taken_as_it_stands_has_no_fault(type_: str, default: 
     assert Column(ColumnId(0), "c", type_, True, default).default_fault() == ""
 
 
+@pytest.mark.parametrize("default", ['"9999-12-31T23:59:59-05:00"', '"0001-01-01T00:00:00+14:00"'])
+def test_a_default_that_python_cannot_hold_in_utc_has_a_fault_and_harms_no_reader(default: str) -> None:
+    column = Column(ColumnId(0), "c", "timestamp", True, default)
+    assert "outside of the years 1 to 9999" in column.default_fault()
+    assert column.default_text() == default, "a table of an earlier release may have it"
+
+
+@pytest.mark.parametrize(
+    ("type_", "default", "text"),
+    [
+        ("decimal(10,2)", '"1_0"', '"10.00"'),
+        ("decimal(10,2)", '" 1.5 "', '"1.50"'),
+        ("timestamp", '"2026-01-31T12:00+02:00"', '"2026-01-31T10:00:00+00:00"'),
+        ("int64", "7", "7"),
+        ("string", None, None),
+    ],
+)
+def test_other_programs_get_a_default_in_one_form(type_: str, default: str | None, text: str | None) -> None:
+    assert Column(ColumnId(0), "c", type_, True, default).default_text() == text
+
+
 @pytest.mark.parametrize(
     ("type_", "value"),
     [

@@ -284,13 +284,17 @@ class Column:
         return self._scalar(self.default)
 
     def default_text(self) -> str | None:
-        """The default in one form: dates as YYYY-MM-DD, timestamps with hours, minutes, seconds and the zone UTC.
+        """The default in one form: dates as YYYY-MM-DD, timestamps with hours, minutes, seconds and the zone UTC, decimals as digits.
 
-        Foreign programs read it, with parsers that know less of ISO 8601 than Python's."""
-        if self.default is None or not pa.types.is_temporal(self.arrow):
+        Foreign programs read it, with parsers that know less than Python's. A time that Python cannot hold stays as it is."""
+        temporal, exact = pa.types.is_temporal(self.arrow), pa.types.is_decimal(self.arrow)
+        if self.default is None or not (temporal or exact):
             return self.default
-        value = self.default_scalar().as_py()
-        return None if value is None else json.dumps(value.isoformat())
+        try:
+            value = self.default_scalar().as_py()
+        except OverflowError:
+            return self.default
+        return None if value is None else json.dumps(value.isoformat() if temporal else format(value, "f"))
 
     def read_scalar(self) -> pa.Scalar:
         """The value of a stored row that is older than the column: `read_default`, else null.
@@ -328,6 +332,10 @@ class Column:
             said = parse_json(self.default, parse_float=read)
             if pa.types.is_timestamp(self.arrow) and said is not None:
                 texts.moment(said)
+                try:
+                    self.default_scalar().as_py()
+                except OverflowError:
+                    raise texts.Inexact("in UTC it lies outside of the years 1 to 9999") from None
             rounded = isinstance(said, decimal.Decimal) and said != self.default_scalar().as_py()
         except texts.Inexact as exc:
             why, rounded = str(exc), False

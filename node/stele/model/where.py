@@ -79,7 +79,7 @@ class _Reader:
     def __init__(self, text: str, schema: Schema) -> None:
         self._text = text
         self._schema = schema
-        self._tokens = [(str(m.lastgroup), m.group(str(m.lastgroup))) for m in _TOKEN.finditer(text)]
+        self._tokens = [(str(m.lastgroup), m.group(str(m.lastgroup))) for m in _TOKEN.finditer(text.rstrip())]
         if ("other", "'") in self._tokens:
             raise self._fault("a ' has no end; put text in '', and write a ' within it as ''")
 
@@ -116,14 +116,17 @@ class _Reader:
 
     def _column(self) -> Column:
         kind, name = self._take()
-        found = in_any_case(name, self._schema.by_name) if kind == "word" else None
+        known = self._schema.by_name
+        if kind == "quoted":  # as SQL has it: exactly this name
+            name = name[1:-1]
+            found = name if name in known else None
+        else:
+            found = in_any_case(name, known) if kind == "word" else None
         if found is not None:
-            return self._schema.by_name[found]
-        if name.upper() in _FOR_COLUMN:
+            return known[found]
+        if name.upper() in _FOR_COLUMN and kind != "quoted":
             raise self._fault(_FOR_COLUMN[name.upper()])
-        if kind == "quoted":
-            raise self._fault(f"{name}: write the name of a column without quotes")
-        if kind != "word":
+        if kind not in ("word", "quoted"):
             raise self._fault(f"{name} where a column is expected; write COLUMN OPERATOR VALUE")
         raise self._fault(f"there is no column {name}; expected one of {', '.join(self._schema.by_name)}")
 

@@ -1,13 +1,16 @@
-"""The one question of Flight SQL that is answered: a SELECT of columns of one table, as a ScanCommand. Pure.
+"""Parses a query of Flight SQL, a SELECT of columns of one table, into a ScanCommand. Pure.
 
-So ADBC's driver for Flight SQL reads tables. What joins, groups, sorts or limits is left to the program that reads.
-Invariant: a query has its SQL meaning, or it is refused. `stele.model.where` judges its conditions.
+So ADBC's driver for Flight SQL reads tables. Callers do joins, groups, order and limits.
+Invariant: the time grows with the length of the query. It is parsed on the event loop, for callers that are not known.
+`stele.model.where` judges its conditions.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from itertools import pairwise
+from typing import NamedTuple
 
 from google.protobuf.any_pb2 import Any as AnyPB
 from google.protobuf.message import DecodeError
@@ -21,14 +24,35 @@ ANY_TAG = b"\x0a"
 """The first byte of an encoded Any. A command of ours begins with its version."""
 _KIND = "type.googleapis.com/arrow.flight.protocol.sql."
 _QUERY = f"{_KIND}CommandStatementQuery"
-_NAME = r"""(?:"(?:[^"]|"")+"|`[^`]+`|[A-Za-z_][\w.-]*)"""
-_SELECT = re.compile(
-    rf"\s*SELECT\s+(?P<columns>.+?)\s+FROM\s+(?P<table>{_NAME})(?:\s+WHERE\s+(?P<where>.+?))?\s*;?\s*",
-    re.IGNORECASE | re.DOTALL,
+_TOKEN = re.compile(
+    r"\s*(?:(?P<string>'(?:[^']|'')*')"
+    r"|(?P<quoted>\"(?:[^\"]|\"\")+\"|`[^`]+`)"
+    r"|(?P<word>[A-Za-z_][\w.-]*)"
+    r"|(?P<sign>\S))"
 )
-_QUOTED = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`""")
-_ELSEWHERE = re.compile(r"\b(JOIN|GROUP|HAVING|ORDER|LIMIT|OFFSET|UNION|DISTINCT|AS)\b", re.IGNORECASE)
+_CLAUSES = frozenset(("JOIN", "GROUP", "HAVING", "ORDER", "LIMIT", "OFFSET", "UNION"))
 _FORM = "expected SELECT COLUMNS FROM TABLE WHERE CONDITIONS"
+
+
+class _Token(NamedTuple):
+    """`kind`: string, quoted, word or sign. `start`, `end`: where it stands in the query."""
+
+    kind: str
+    text: str
+    start: int
+    end: int
+
+    @property
+    def is_name(self) -> bool:
+        """Whether it can name a table or a column."""
+        return self.kind in ("word", "quoted")
+
+    def says(self, word: str) -> bool:
+        """Whether it is this word of SQL, or this sign."""
+        return self.kind != "quoted" and self.text.upper() == word
+
+
+_END = _Token("end", "the end", 0, 0)
 
 
 def command_of_sql(raw: bytes) -> ScanCommand:
@@ -49,7 +73,7 @@ def command_of_sql(raw: bytes) -> ScanCommand:
             raise Rejected(
                 f"Flight SQL's {shown(kind)} is not served; only queries are", code=Code.UNSUPPORTED_VERSION
             )
-        # A StringValue is what the first field of a CommandStatementQuery is: the query.
+        # Field 1 of a CommandStatementQuery is the query. A StringValue has the same layout.
         query = StringValue.FromString(command.value).value
     except DecodeError:
         raise Rejected(f"the {len(raw)} bytes are not a command of Flight SQL") from None
@@ -64,46 +88,98 @@ def command_of_query(query: str) -> ScanCommand:
     Raises:
         Rejected: it is another query.
     """
-    if "\x00" in query:
-        raise _refused(query, f"it has a zero byte; {_FORM}")
-    outside = _QUOTED.sub(lambda found: "x" * len(found.group()), query)
-    other = _ELSEWHERE.search(outside)
-    if other is not None:
-        raise _refused(
-            query, f"{other.group().upper()} is not served; read the rows, and do the rest in your program"
+    return _Query(query).command()
+
+
+class _Query:
+    """Parses one query, in one pass over its tokens."""
+
+    def __init__(self, query: str) -> None:
+        self._query = query
+        # Without blanks at the end: a search for a token there would try each of them anew.
+        self._tokens = deque(
+            _Token(str(m.lastgroup), m.group(str(m.lastgroup)), *m.span(str(m.lastgroup)))
+            for m in _TOKEN.finditer(query.rstrip())
         )
-    found = _SELECT.fullmatch(outside)
-    if found is None:
-        raise _refused(query, _FORM)
-    columns, table = query[slice(*found.span("columns"))], query[slice(*found.span("table"))]
-    if "(" in outside[slice(*found.span("columns"))]:
-        raise _refused(query, "functions are not served; read the rows, and compute in your program")
-    listed = [part.strip() for part in _split(columns)]
-    if not all(re.fullmatch(_NAME, name) for name in (table, *listed) if name != "*"):
-        raise _refused(query, f"a name is a word, or stands in double quotes; {_FORM}")
-    if "*" in listed and listed != ["*"]:
-        raise _refused(query, "* stands alone, and means all columns")
-    return ScanCommand(
-        table=_plain(table),
-        columns=() if listed == ["*"] else tuple(_plain(part) for part in listed),
-        where=query[slice(*found.span("where"))] if found.group("where") else "",
-        prepare=True,
-    )
+        if self._tokens and self._tokens[-1].says(";"):
+            self._tokens.pop()
 
+    def command(self) -> ScanCommand:
+        self._expect("SELECT")
+        columns = self._columns()
+        self._expect("FROM")
+        table = self._name()
+        where = ""
+        if self._tokens:
+            self._expect("WHERE")
+            where = self._conditions()
+        return ScanCommand(table=table, columns=columns, where=where, prepare=True)
 
-def _split(columns: str) -> list[str]:
-    """Parts between commas that are not within quotes."""
-    outside = _QUOTED.sub(lambda found: "x" * len(found.group()), columns)
-    cuts = [-1, *(at for at, sign in enumerate(outside) if sign == ","), len(columns)]
-    return [columns[begin + 1 : end] for begin, end in pairwise(cuts)]
+    def _columns(self) -> tuple[str, ...]:
+        """The names; none for all."""
+        if self._next.says("*"):
+            self._tokens.popleft()
+            if self._next.says(","):
+                raise self._refused("* stands alone, and means all columns")
+            return ()
+        names = [self._name()]
+        while self._next.says(","):
+            self._tokens.popleft()
+            names.append(self._name())
+        return tuple(names)
 
+    def _conditions(self) -> str:
+        """The rest of the query. What it means is judged by who knows the columns."""
+        if not self._tokens:
+            raise self._refused(_FORM)
+        first, last = self._tokens[0], self._tokens[-1]
+        for before, token in pairwise(self._tokens):
+            if token.kind == "word" and token.text.upper() in _CLAUSES and not before.says("AND"):
+                raise self._not_served(token)
+            if token.says(";"):
+                raise self._refused(f"it has more than one statement; {_FORM}")
+        return self._query[first.start : last.end]
 
-def _plain(name: str) -> str:
-    """A name without its quotes."""
-    if name[0] == '"':
-        return name[1:-1].replace('""', '"')
-    return name.strip("`")
+    @property
+    def _next(self) -> _Token:
+        return self._tokens[0] if self._tokens else _END
 
+    def _expect(self, word: str) -> None:
+        token = self._next
+        if token.says(word):
+            self._tokens.popleft()
+        elif token.says("("):
+            raise self._refused(
+                "functions and inner queries are not served; read the rows, and compute in your program"
+            )
+        elif token.kind == "word" and token.text.upper() in (
+            *_CLAUSES,
+            "AS",
+            "INNER",
+            "LEFT",
+            "FULL",
+            "CROSS",
+            "NATURAL",
+        ):
+            raise self._not_served(token)
+        else:
+            raise self._refused(f"{word} is expected, not {shown(token.text)}; {_FORM}")
 
-def _refused(query: str, why: str) -> Rejected:
-    return Rejected(f"query {shown(query)}: {why}")
+    def _name(self) -> str:
+        token = self._next
+        if not token.is_name:
+            raise self._refused(f"a name is expected, not {shown(token.text)}; {_FORM}")
+        self._tokens.popleft()
+        if token.says("DISTINCT") and self._next.is_name and not self._next.says("FROM"):
+            raise self._not_served(token)
+        if token.kind == "word":
+            return token.text
+        return token.text[1:-1].replace('""', '"') if token.text[0] == '"' else token.text[1:-1]
+
+    def _not_served(self, token: _Token) -> Rejected:
+        return self._refused(
+            f"{token.text.upper()} is not served; read the rows, and do the rest in your program"
+        )
+
+    def _refused(self, why: str) -> Rejected:
+        return Rejected(f"query {shown(self._query)}: {why}")

@@ -19,6 +19,7 @@ from stele.model.bounds import HISTORY_DEFAULT_MS
 from stele.model.clock import from_physical_us, snapshot_for
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.key_bounds import key_ranges, within
+from stele.model.nearest import in_any_case
 from stele.model.partition import PartitionSchema, numbered, prune
 from stele.model.partitioning import HashPartitioning, Partitioning, by_names
 from stele.model.predicate import Predicate, ScanSpec
@@ -238,16 +239,17 @@ def parts(spec: ScanSpec, schema: Schema, cuts: Sequence[bytes]) -> list[ScanSpe
 
 
 def _column_ids(names: Sequence[str], schema: Schema) -> tuple[int, ...]:
-    """The ids of these columns; of all columns if none is named."""
-    unknown = [name for name in names if name not in schema.by_name]
+    """The ids of these columns, whose names may be in any case; of all columns if none is named."""
+    found = [in_any_case(name, schema.by_name) for name in names]
+    unknown = [name for name, known in zip(names, found) if known is None]
     if unknown:
         raise Rejected(
             f"the table has no column {', '.join(unknown[:5])}; it has {', '.join(schema.by_name)}",
             code=Code.SCHEMA_MISMATCH,
         )
-    if len(set(names)) < len(names):
+    if len(set(found)) < len(found):
         raise Rejected("a column is named twice")
-    return tuple(int(schema.by_name[name].id) for name in names) or schema.column_ids
+    return tuple(int(schema.by_name[name].id) for name in found if name is not None) or schema.column_ids
 
 
 def _predicates(where: str, schema: Schema) -> tuple[Predicate, ...]:

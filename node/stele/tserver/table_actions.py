@@ -33,8 +33,8 @@ _WAIT_S = 8.0
 """How long to wait until the tablets of a new table have leaders, or those of an altered one have the change."""
 _LOOK_S = 0.2
 _BUCKETS_MAX = 100_000
-_OPTIONAL = ("rename_to", "owner", "comment", "table_id", "alter_id")
-_OF_ALTER = ("table", "add", "drop", "rename", "defaults", "history_s", *_OPTIONAL)
+_TEXTS = ("rename_to", "owner", "comment")
+_OF_ALTER = ("table", "add", "drop", "rename", "defaults", "history_s", *_TEXTS, "table_id", "alter_id")
 _OF_CREATE = ("table", "columns", "key", "hash", "replication_factor", "comment", "history_s", "table_id")
 
 
@@ -138,20 +138,19 @@ class TableActions:
         A request with an `alter_id` that was used before changes nothing, and only waits. If the table was
         renamed, it must give its `table_id`."""
         fields = Fields(body, _OF_ALTER)
-        name, given = fields.text("table", required=True), {each: fields.text(each) for each in _OPTIONAL}
+        name, given = fields.text("table", required=True), {each: fields.text(each) for each in _TEXTS}
         steps: list[Step] = [DropColumn(each) for each in fields.texts("drop")]
         steps += _renamed(fields)
         steps += _defaults(fields)
         steps += [AddColumn(*column) for column in _columns(fields, "add")]
         if fields.get("history_s") is not None:
             steps.append(SetHistory(_history_ms(fields)))
-        for each in ("table_id", "alter_id"):
-            _id(fields, each)
+        table_id, alter_id = _id(fields, "table_id"), _id(fields, "alter_id")
         fields.refuse_faults()
-        table_id = given["table_id"] or id_from_pb((await self.locations(name)).table.table_id)
+        table_id = table_id or id_from_pb((await self.locations(name)).table.table_id)
         request = master_pb2.AlterTableRequest(
             table_id=id_to_pb(table_id),
-            alter_id=id_to_pb(given["alter_id"] or new_id()),
+            alter_id=id_to_pb(alter_id or new_id()),
             steps=steps_to_pb(steps),
             new_name=given["rename_to"],
         )
