@@ -76,7 +76,7 @@ async def test_a_hold_that_not_all_tablets_renewed_is_renewed_soon_after_they_ar
     cluster, notes = LocalCluster(tmp_path), list[str]()
     try:
         await cluster.start()
-        async with cluster.client() as client, AsyncClient([cluster.master_address], timeout_s=4) as brief:
+        async with cluster.client() as client, AsyncClient([cluster.master_address], timeout_s=2) as brief:
             table = await client.create_table("t", SCHEMA, HASHED)
             await table.write_arrow(pa.table({"id": range(ROWS), "name": ["a"] * ROWS}))
             renewing = await brief.open_table("t")
@@ -86,11 +86,11 @@ async def test_a_hold_that_not_all_tablets_renewed_is_renewed_soon_after_they_ar
                     await cluster.stop(name)
                 await asyncio.sleep(0.5)  # a try has begun that ends in vain
                 monkeypatch.setattr(holding, "RENEW_S", 3_600.0)
-                await asyncio.sleep(5)
+                await asyncio.sleep(3)
                 for name in away:
                     await cluster.launch(name)
                 (before,) = await table.holds()
-                async with asyncio.timeout(WAIT_S):
+                async with asyncio.timeout(4 * WAIT_S):
                     while (await table.holds())[0].expires <= before.expires:
                         await asyncio.sleep(0.1)
             assert notes == [], "nothing was given up"

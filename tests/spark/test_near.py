@@ -33,7 +33,11 @@ def test_replicas_of_the_zone_in_the_option_are_read(
 ) -> None:
     assert len({node.zone for node in processes.nodes}) == 3
     for node in processes.nodes:
-        assert hosts_read(processes, read("near", zone=node.zone).load(), tmp_path) == {node.host}
+        # A replica that is not ready within a second is passed over, so on a busy machine one read may go elsewhere.
+        seen = [hosts_read(processes, read("near", zone=node.zone).load(), tmp_path)]
+        while seen[-1] != {node.host} and len(seen) < 4:
+            seen.append(hosts_read(processes, read("near", zone=node.zone).load(), tmp_path))
+        assert seen[-1] == {node.host}, seen
     assert read("near", zone="nowhere").load().count() == ROWS
 
 

@@ -331,6 +331,8 @@ class NodeStream:
 
     async def _dial(self) -> FramedConnection:
         """Introduce this client over gRPC, then connect to the port that the node names."""
+        if not self._address:  # masters that have just started may not have heard from the node
+            raise Retryable(f"the masters do not know the address of node {self._node_id[:8]} yet")
         request = common_pb2.OpenStreamRequest(hello=self._pool.identity.hello(self._node_id))
         answer = await self._pool.unary(
             self._address, TabletServerServiceStub, "OpenClientStream", request, timeout_s=_DIAL_TIMEOUT_S
