@@ -128,9 +128,13 @@ def main(only: frozenset[int], part: tuple[int, int], jobs: int, listing: bool) 
     if not (ROOT / JAR).exists():
         java = [fault for fault in chosen if fault.is_java]
         chosen = [fault for fault in chosen if not fault.is_java]
-        click.echo(
-            f"{len(java)} faults in Java are left out, since the JVM reader is not built: make jar", err=True
-        )
+        if java and only:
+            raise click.ClickException(
+                f"fault {java[0].number} is in Java, and the JVM reader is not built: make jar"
+            )
+        if java:
+            told = f"{len(java)} faults in Java are left out, since the JVM reader is not built: make jar"
+            click.echo(told, err=True)
     begun = time.monotonic()
     verdicts = unproven(run(chosen, jobs, tell=lambda verdict: click.echo(row(verdict))))
     survivors = [verdict for verdict in verdicts if verdict.survived]

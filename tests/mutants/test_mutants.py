@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.mutants import faults, plant
 from tests.mutants.__main__ import main, row, run
 from tests.mutants.faults import Fault, outdated, read_faults, share
 from tests.mutants.plant import Tree
@@ -109,8 +108,8 @@ def test_the_command_says_what_it_was_not_able_to_do(small: Path, monkeypatch: p
         f"{k} = {getattr(FAULT, k)!r}\n" for k in ("promise", "file", "old", "new")
     )
     (lists / "made.toml").write_text(text + "tests = ['tests/test_made.py']\n")
-    for module in (faults, plant):
-        monkeypatch.setattr(module, "ROOT", small)
+    for module in ("faults", "plant", "__main__"):
+        monkeypatch.setattr(f"tests.mutants.{module}.ROOT", small)
     monkeypatch.setattr("tests.mutants.__main__.read_faults", lambda: read_faults(lists))
     monkeypatch.setattr("tests.mutants.__main__.outdated", lambda listed: outdated(listed, small))
 
@@ -127,6 +126,16 @@ def test_the_command_says_what_it_was_not_able_to_do(small: Path, monkeypatch: p
     assert code == 0 and "one is one" in output
     code, output = command()
     assert code == 0 and "1 faults, 0 survived" in output, output
+    (small / "node/made.java").write_text("ONE = 1\n")
+    in_java = lists / "made_java.toml"
+    in_java.write_text((lists / "made.toml").read_text().replace("made.py", "made.java", 1))
+    code, output = command("--only", "2")
+    assert code == 1 and "fault 2 is in Java, and the JVM reader is not built: make jar" in output
+    code, output = command("--only", "1")
+    assert code == 0 and "left out" not in output and "1 faults, 0 survived" in output
+    code, output = command("--share", "0/1")
+    assert code == 0 and "1 faults in Java are left out" in output
+    in_java.unlink()
     test = small / "tests/test_made.py"
     test.write_text(test.read_text() + "    assert False\n")
     code, output = command()

@@ -6,11 +6,13 @@ import asyncio
 import datetime as dt
 import functools
 import json
+import math
 import re
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ SCHEMA = Schema.make([("id", "int64"), ("name", "string", True), ("amount", "dou
 ROWS = 3_000
 AT_ONCE = 30
 LONGER_THAN_A_CALL_S = 12
+LONGER_THAN_AN_ANSWER_S, LONGER_THAN_PATIENCE_S = 10, 7
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +184,7 @@ def test_the_catalog_shows_describes_reads_and_drops_tables(engine: Any, cluster
     for wrong, said in (
         ("id BIGINT COMMENT 'of the day'", "column id has a comment, which Stele does not keep"),
         ("id BIGINT, at TIMESTAMP DEFAULT now()", "default of column at is now\\(\\); expected a constant"),
+        ("id BIGINT, stops INT DEFAULT 'many'", "Failed to execute CREATE TABLE command"),
         ("id BIGINT PRIMARY KEY", "constraint"),
     ):
         with pytest.raises(Exception, match=said):
@@ -308,11 +312,16 @@ DEFAULTS = (
     ("whole", "INT", "'12'", "12"),
     ("far", "BIGINT", "9007199254740993", "9007199254740993"),
     ("single", "FLOAT", "0.1", "0.1"),
+    ("round", "FLOAT", "123456789", "1.23456792E8"),
     ("half", "DOUBLE", "-2.5e30", "-2.5E+30"),
+    ("huge", "DOUBLE", "1.2345678901234568E16D", "1.2345678901234568E16"),
+    ("below", "DOUBLE", "-0.0D", "-0.0"),
     ("price", "DECIMAL(9,2)", "1.5", '"1.50"'),
     ("name", "STRING", "'it''s \"new\"'", '"it\'s \\"new\\""'),
     ("raw", "BINARY", "X'00FF'", '"AP8="'),
+    ("word", "STRING", "'today'", '"today"'),
     ("day", "DATE", "DATE '1581-02-03'", '"1581-02-03"'),
+    ("first", "DATE", "DATE 'epoch'", '"1970-01-01"'),
     ("moment", "TIMESTAMP", "TIMESTAMP '2024-10-27 02:30:00.000001+02:00'", '"2024-10-27T00:30:00.000001Z"'),
     ("nothing", "STRING", "NULL", None),
 )
@@ -341,11 +350,23 @@ def test_defaults_of_all_types_are_kept_and_used(engine: Any, cluster: Cluster) 
             opened = client.open_table(table)
             told = {c.name: c.default and json.loads(c.default) for c in opened.schema.columns[1:]}
             assert told == {name: text and json.loads(text) for name, _, _, text in DEFAULTS}, table
+            assert math.copysign(1, told["below"]) == -1
             opened.put({"id": 1})
             engine.sql(f"INSERT INTO st.{table} (id) VALUES (2)")
             one, two = (opened.get(key) for key in (1, 2))
             assert one is not None and {**one, "id": 2} == two, table
     engine.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+OF_TODAY = (
+    ("DATE", "DATE 'today'"),
+    ("DATE", "DATE 'tomorrow'"),
+    ("TIMESTAMP", "TIMESTAMP ' NOW '"),
+    ("STRING", "CAST(CAST('12:30' AS TIMESTAMP) AS STRING)"),
+    ("TIMESTAMP", "TIMESTAMP '12:30'"),
+    ("STRING", "CAST(DATE 'today' AS STRING)"),
+)
+"""Type and default in SQL: another value each day."""
 
 
 def test_defaults_and_history_change(engine: Any, cluster: Cluster) -> None:
@@ -388,10 +409,91 @@ def test_defaults_and_history_change(engine: Any, cluster: Cluster) -> None:
             "ADD COLUMN rate DOUBLE DEFAULT CAST('NaN' AS DOUBLE)",
             "default of column rate is .*expected a constant",
         ),
+        *((f"ADD COLUMN day {of} DEFAULT {sql}", "day is .*expected a constant") for of, sql in OF_TODAY),
         ("ALTER COLUMN nothing SET DEFAULT 1", "nothing"),
     ):
         with pytest.raises(Exception, match=said):
             engine.sql(f"ALTER TABLE st.kept {wrong}")
+
+
+def test_spark_knows_every_default_that_others_may_set(engine: Any, cluster: Cluster) -> None:
+    """Python takes more texts than JSON and Java do."""
+    columns = [
+        ("id", "int64"),
+        ("nan", "double", True, "NaN"),
+        ("low", "double", True, "-Infinity"),
+        ("high", "float", True, "Infinity"),
+        ("ten", "decimal(9,2)", True, '"1_0"'),
+        ("half", "decimal(9,2)", True, '" 1.5 "'),
+        ("none", "string", True, " null "),
+    ]
+    with Client(cluster.master_addresses) as client:
+        table = client.create_table("foreign", Schema.make(columns, ["id"]))
+        table.put({"id": 1})
+        engine.sql("INSERT INTO st.foreign (id) VALUES (2)")
+        one, two = (table.get(key) for key in (1, 2))
+        assert (
+            one is not None and two is not None and math.isnan(one.pop("nan")) and math.isnan(two.pop("nan"))
+        )
+        assert {**one, "id": 2} == two
+        assert (two["low"], str(two["ten"]), str(two["half"]), two["none"]) == (
+            -math.inf,
+            "10.00",
+            "1.50",
+            None,
+        )
+
+
+def test_a_change_goes_on_while_its_master_is_away(engine: Any, cluster: Cluster) -> None:
+    """Nodes that do not answer keep the change open; the master has said so, and then restarts."""
+    (master,) = cluster.masters
+    with Client(cluster.master_addresses) as client:
+        client.create_table("long", SCHEMA)
+        with silent_nodes(cluster) as resume, ThreadPoolExecutor(1) as threads:
+            change = threads.submit(engine.sql, "ALTER TABLE st.long ADD COLUMN gate STRING")
+            with pytest.raises(TimeoutError):
+                change.result(timeout=LONGER_THAN_AN_ANSWER_S)
+            cluster.kill(master)
+            with pytest.raises(TimeoutError):
+                change.result(timeout=LONGER_THAN_PATIENCE_S)
+            cluster.restart(master)
+            resume()
+            change.result()
+        assert [c.name for c in client.open_table("long").schema.columns] == ["id", "name", "amount", "gate"]
+
+
+def test_a_change_that_is_lost_with_its_master_may_have_been_made(engine: Any, cluster: Cluster) -> None:
+    (master,) = cluster.masters
+    with Client(cluster.master_addresses) as client:
+        client.create_table("lost", SCHEMA)
+        with silent_nodes(cluster), ThreadPoolExecutor(1) as threads:
+            change = threads.submit(engine.sql, "ALTER TABLE st.lost ADD COLUMN gate STRING")
+            with pytest.raises(TimeoutError):
+                change.result(timeout=2)
+            cluster.kill(master)
+            try:
+                with pytest.raises(Exception, match=r"UNKNOWN_OUTCOME: .*the change may have been made"):
+                    change.result()
+            finally:
+                cluster.restart(master)
+
+
+@contextmanager
+def silent_nodes(cluster: Cluster) -> Iterator[Callable[[], None]]:
+    """No node answers anything until the function is called, or the block ends; then all are ready."""
+
+    def resume() -> None:
+        for node in cluster.nodes:
+            cluster.resume(node)
+
+    try:
+        for node in cluster.nodes:
+            cluster.pause(node)
+        yield resume
+    finally:
+        resume()
+        for node in cluster.nodes:
+            asyncio.run(cluster.wait_ready(node))
 
 
 def test_a_drop_whose_end_is_not_known_is_asked_for_again(engine: Any, cluster: Cluster) -> None:

@@ -68,7 +68,7 @@ final class Alteration {
     var type = Types.named(add.dataType());
     var column = body.withArray("/add").addArray().add(name).add(type).add(add.isNullable());
     if (add.defaultValue() != null) {
-      column.add(Defaults.json(what, name, add.dataType(), add.defaultValue().getSql()));
+      column.add(Defaults.json("ALTER TABLE", what, name, add.dataType(), add.defaultValue().getSql()));
     }
   }
 
@@ -95,7 +95,7 @@ final class Alteration {
     if (field.isEmpty()) {
       throw refused("there is no column " + name);
     }
-    return Defaults.json(what, name, field.get().dataType(), sql);
+    return Defaults.json("ALTER TABLE", what, name, field.get().dataType(), sql);
   }
 
   private static boolean isNote(String property) {

@@ -5,6 +5,10 @@ import com.fasterxml.jackson.databind.ObjectMapper;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.IOException;
 import java.io.Serializable;
+import java.net.ConnectException;
+import java.net.NoRouteToHostException;
+import java.net.UnknownHostException;
+import java.nio.channels.UnresolvedAddressException;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Iterator;
@@ -27,7 +31,7 @@ import org.apache.arrow.memory.BufferAllocator;
 import org.apache.arrow.vector.types.pojo.Schema;
 import org.apache.spark.sql.util.ArrowUtils;
 
-/** Asks the masters: for plans of scans, and to list and drop tables. Their gRPC port answers Flight's calls. */
+/** Asks the masters: for plans of scans, and to list, create, alter and drop tables. Their gRPC port answers Flight's calls. */
 record Cluster(List<String> masters) implements Serializable {
   static final ObjectMapper JSON = new ObjectMapper();
   private static final int DEFAULT_PORT = 7051;
@@ -70,7 +74,7 @@ record Cluster(List<String> masters) implements Serializable {
 
   Plan plan(ObjectNode command) {
     var descriptor = FlightDescriptor.command(encoded(command));
-    FlightInfo info = ask(client -> client.getInfo(descriptor, timeout(CALL_MS)), BUSY_MS);
+    FlightInfo info = ask(client -> client.getInfo(descriptor, timeout(CALL_MS)), false);
     var about = parsed(info.getAppMetadata());
     var zones = about.path("zones");
     var tablets = new ArrayList<TabletPlace>();
@@ -86,22 +90,22 @@ record Cluster(List<String> masters) implements Serializable {
   }
 
   JsonNode act(String name, ObjectNode body) {
-    return act(name, body, BUSY_MS);
+    return act(name, body, false);
   }
 
   /** An action that changes something. It has ids, so that masters who are asked again make the change once. */
   JsonNode change(String name, ObjectNode body) {
-    return act(name, body, CHANGE_MS);
+    return act(name, body, true);
   }
 
-  private JsonNode act(String name, ObjectNode body, long busyMs) {
+  private JsonNode act(String name, ObjectNode body, boolean changes) {
     var action = new Action(name, body.toString().getBytes(StandardCharsets.UTF_8));
     return ask(
         client -> {
           Iterator<Result> results = client.doAction(action, timeout(CALL_MS));
           return parsed(results.hasNext() ? results.next().getBody() : new byte[0]);
         },
-        busyMs);
+        changes);
   }
 
   /** 32 hex digits that nothing else has. */
@@ -110,14 +114,17 @@ record Cluster(List<String> masters) implements Serializable {
   }
 
   /**
-   * The first answer of any master. It asks again where none can be reached, for a few seconds, and for `busyMs` where one says
-   * that it has not done it yet, or does not know whether it has.
+   * The first answer of any master. It asks again where none can be reached, for a few seconds after the last answer, and
+   * for BUSY_MS where one says that it has not done it yet, or does not know whether it has. A change that may have reached a master is
+   * asked for again until CHANGE_MS, whoever can be reached.
    */
-  private <T> T ask(Function<FlightClient, T> call, long busyMs) {
+  private <T> T ask(Function<FlightClient, T> call, boolean changes) {
     long begun = System.nanoTime();
+    long heard = begun;
+    SteleException busy = null;
     while (true) {
       var reasons = new ArrayList<String>();
-      SteleException busy = null;
+      boolean answered = false;
       for (var address : masters) {
         try (var allocator = allocator("stele-plan");
             var client = client(allocator, address)) {
@@ -126,22 +133,47 @@ record Cluster(List<String> masters) implements Serializable {
           var error = errorOf(e, address);
           if (NOT_YET.contains(error.code)) {
             busy = error;
+            answered = true;
           } else if (error.code != SteleException.UNAVAILABLE) {
             throw error;
+          } else if (changes && mayBeSent(e)) {
+            busy = error;
           }
           reasons.add(error.said.startsWith(address) ? error.said : address + ": " + error.said);
         } catch (InterruptedException e) {
           throw interrupted();
         }
       }
-      long passedMs = TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - begun);
-      if (passedMs > (busy == null ? PATIENCE_MS : busyMs)) {
-        throw busy != null
-            ? busy
-            : new SteleException(SteleException.UNAVAILABLE, "no master answers: " + String.join(", ", reasons));
+      long now = System.nanoTime();
+      heard = answered ? now : heard;
+      var told = String.join(", ", reasons);
+      if (busy != null && passedMs(begun, now) > (changes ? CHANGE_MS : BUSY_MS)) {
+        throw changes
+            ? new SteleException(SteleException.UNKNOWN_OUTCOME, told + "; the change may have been made, look before you repeat it")
+            : busy;
+      }
+      if ((busy == null || !changes) && passedMs(heard, now) > PATIENCE_MS) {
+        throw new SteleException(SteleException.UNAVAILABLE, "no master answers: " + told);
       }
       pause(PAUSE_MS);
     }
+  }
+
+  private static long passedMs(long from, long to) {
+    return TimeUnit.NANOSECONDS.toMillis(to - from);
+  }
+
+  /** Whether a call that failed may have reached its master: not if there was no connection. */
+  private static boolean mayBeSent(Throwable error) {
+    for (var cause = error.getCause(); cause != null; cause = cause.getCause()) {
+      if (cause instanceof ConnectException
+          || cause instanceof NoRouteToHostException
+          || cause instanceof UnknownHostException
+          || cause instanceof UnresolvedAddressException) {
+        return false;
+      }
+    }
+    return true;
   }
 
   static FlightClient client(BufferAllocator allocator, String address) {

@@ -204,7 +204,7 @@ public final class SteleCatalog implements TableCatalog {
       var nullable = each.nullable() && !key.contains(each.name());
       var column = columns.addArray().add(each.name()).add(Types.named(each.dataType())).add(nullable);
       if (each.defaultValue() != null) {
-        column.add(Defaults.json(what, each.name(), each.dataType(), each.defaultValue().getSql()));
+        column.add(Defaults.json("CREATE TABLE", what, each.name(), each.dataType(), each.defaultValue().getSql()));
       }
     }
     var names = body.putArray("key");
