@@ -10,9 +10,8 @@ import math
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,6 @@ SCHEMA = Schema.make([("id", "int64"), ("name", "string", True), ("amount", "dou
 ROWS = 3_000
 AT_ONCE = 30
 LONGER_THAN_A_CALL_S = 12
-LONGER_THAN_AN_ANSWER_S, LONGER_THAN_PATIENCE_S = 10, 7
 
 
 @pytest.fixture(scope="module")
@@ -442,58 +440,6 @@ def test_spark_knows_every_default_that_others_may_set(engine: Any, cluster: Clu
             "1.50",
             None,
         )
-
-
-def test_a_change_goes_on_while_its_master_is_away(engine: Any, cluster: Cluster) -> None:
-    """Nodes that do not answer keep the change open; the master has said so, and then restarts."""
-    (master,) = cluster.masters
-    with Client(cluster.master_addresses) as client:
-        client.create_table("long", SCHEMA)
-        with silent_nodes(cluster) as resume, ThreadPoolExecutor(1) as threads:
-            change = threads.submit(engine.sql, "ALTER TABLE st.long ADD COLUMN gate STRING")
-            with pytest.raises(TimeoutError):
-                change.result(timeout=LONGER_THAN_AN_ANSWER_S)
-            cluster.kill(master)
-            with pytest.raises(TimeoutError):
-                change.result(timeout=LONGER_THAN_PATIENCE_S)
-            cluster.restart(master)
-            resume()
-            change.result()
-        assert [c.name for c in client.open_table("long").schema.columns] == ["id", "name", "amount", "gate"]
-
-
-def test_a_change_that_is_lost_with_its_master_may_have_been_made(engine: Any, cluster: Cluster) -> None:
-    (master,) = cluster.masters
-    with Client(cluster.master_addresses) as client:
-        client.create_table("lost", SCHEMA)
-        with silent_nodes(cluster), ThreadPoolExecutor(1) as threads:
-            change = threads.submit(engine.sql, "ALTER TABLE st.lost ADD COLUMN gate STRING")
-            with pytest.raises(TimeoutError):
-                change.result(timeout=2)
-            cluster.kill(master)
-            try:
-                with pytest.raises(Exception, match=r"UNKNOWN_OUTCOME: .*the change may have been made"):
-                    change.result()
-            finally:
-                cluster.restart(master)
-
-
-@contextmanager
-def silent_nodes(cluster: Cluster) -> Iterator[Callable[[], None]]:
-    """No node answers anything until the function is called, or the block ends; then all are ready."""
-
-    def resume() -> None:
-        for node in cluster.nodes:
-            cluster.resume(node)
-
-    try:
-        for node in cluster.nodes:
-            cluster.pause(node)
-        yield resume
-    finally:
-        resume()
-        for node in cluster.nodes:
-            asyncio.run(cluster.wait_ready(node))
 
 
 def test_a_drop_whose_end_is_not_known_is_asked_for_again(engine: Any, cluster: Cluster) -> None:

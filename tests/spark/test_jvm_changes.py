@@ -1,0 +1,81 @@
+"""Changes by the JVM catalog while masters and nodes come and go: a real Spark, and processes of a real cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from stele.client import Client
+from stele.model.schema import Schema
+from tests.harness.processes import Cluster
+from tests.spark.readers import need_jar
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default")]
+
+SCHEMA = Schema.make([("id", "int64"), ("name", "string", True), ("amount", "double", True)], ["id"])
+LONGER_THAN_AN_ANSWER_S, LONGER_THAN_PATIENCE_S = 10, 7
+
+
+@pytest.fixture
+def engine(spark: Any, masters: str) -> Any:
+    need_jar()
+    spark.conf.set("spark.sql.catalog.st", "dev.stele.spark.SteleCatalog")
+    spark.conf.set("spark.sql.catalog.st.masters", masters)
+    return spark
+
+
+def test_a_change_goes_on_while_its_master_is_away(engine: Any, processes: Cluster) -> None:
+    """Nodes that do not answer keep the change open; the master has said so, and then restarts."""
+    (master,) = processes.masters
+    with Client(processes.master_addresses) as client:
+        client.create_table("long", SCHEMA)
+        with silent_nodes(processes) as resume, ThreadPoolExecutor(1) as threads:
+            change = threads.submit(engine.sql, "ALTER TABLE st.long ADD COLUMN gate STRING")
+            with pytest.raises(TimeoutError):
+                change.result(timeout=LONGER_THAN_AN_ANSWER_S)
+            processes.kill(master)
+            with pytest.raises(TimeoutError):
+                change.result(timeout=LONGER_THAN_PATIENCE_S)
+            processes.restart(master)
+            resume()
+            change.result()
+        assert [c.name for c in client.open_table("long").schema.columns] == ["id", "name", "amount", "gate"]
+
+
+def test_a_change_that_is_lost_with_its_master_may_have_been_made(engine: Any, processes: Cluster) -> None:
+    (master,) = processes.masters
+    with Client(processes.master_addresses) as client:
+        client.create_table("lost", SCHEMA)
+        with silent_nodes(processes), ThreadPoolExecutor(1) as threads:
+            change = threads.submit(engine.sql, "ALTER TABLE st.lost ADD COLUMN gate STRING")
+            with pytest.raises(TimeoutError):
+                change.result(timeout=2)
+            processes.kill(master)
+            try:
+                with pytest.raises(Exception, match=r"UNKNOWN_OUTCOME: .*the change may have been made"):
+                    change.result()
+            finally:
+                processes.restart(master)
+
+
+@contextmanager
+def silent_nodes(cluster: Cluster) -> Iterator[Callable[[], None]]:
+    """No node answers anything until the function is called, or the block ends; then all are ready."""
+
+    def resume() -> None:
+        for node in cluster.nodes:
+            cluster.resume(node)
+
+    try:
+        for node in cluster.nodes:
+            cluster.pause(node)
+        yield resume
+    finally:
+        resume()
+        for node in cluster.nodes:
+            asyncio.run(cluster.wait_ready(node))
