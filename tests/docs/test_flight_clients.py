@@ -120,13 +120,10 @@ def test_java(cluster: tuple[str, pa.Table], tmp_path: Path) -> None:
     same([make(row) for row in rows], expected)
 
 
-def test_go(cluster: tuple[str, pa.Table], tmp_path: Path) -> None:
-    masters, expected = cluster
-    if shutil.which("go") is None:
-        pytest.skip("no Go on this machine")
-    told = printed("go", "main.go", tmp_path, masters)
+def of_texts(expected: pa.Table) -> Callable[[dict[str, Any]], Row]:
+    """As `values`, for programs that print numbers as they are or as text, and times as ISO 8601."""
     zone = expected.schema.field("time_hour").type
-    make = values(
+    return values(
         expected,
         {
             "int64": int,
@@ -135,6 +132,14 @@ def test_go(cluster: tuple[str, pa.Table], tmp_path: Path) -> None:
             str(zone): lambda text: pa.array([text]).cast(zone)[0].as_py(),
         },
     )
+
+
+def test_go(cluster: tuple[str, pa.Table], tmp_path: Path) -> None:
+    masters, expected = cluster
+    if shutil.which("go") is None:
+        pytest.skip("no Go on this machine")
+    told = printed("go", "main.go", tmp_path, masters)
+    make = of_texts(expected)
     same([make(row) for line in told.splitlines() for row in json.loads(line)], expected)
 
 
@@ -144,16 +149,7 @@ def test_r(cluster: tuple[str, pa.Table], tmp_path: Path) -> None:
     if shutil.which("Rscript") is None or subprocess.run(there, capture_output=True, check=False).returncode:
         pytest.skip("no R with the package reticulate on this machine")
     told = printed("r", "read.R", tmp_path, masters)
-    zone = expected.schema.field("time_hour").type
-    make = values(
-        expected,
-        {
-            "int64": int,
-            "double": float,
-            "string": str,
-            str(zone): lambda text: pa.array([text]).cast(zone)[0].as_py(),
-        },
-    )
+    make = of_texts(expected)
     csv.field_size_limit(2 * len(LARGE))
     rows = [
         {n: None if v == "NA" else v for n, v in row.items()} for row in csv.DictReader(io.StringIO(told))

@@ -30,7 +30,24 @@ _TOKEN = re.compile(
     r"|(?P<word>[A-Za-z_][\w.-]*)"
     r"|(?P<sign>\S))"
 )
-_CLAUSES = frozenset(("JOIN", "GROUP", "HAVING", "ORDER", "LIMIT", "OFFSET", "UNION"))
+_CLAUSES = frozenset(
+    [
+        "AS",
+        "CROSS",
+        "FULL",
+        "GROUP",
+        "HAVING",
+        "INNER",
+        "JOIN",
+        "LEFT",
+        "LIMIT",
+        "NATURAL",
+        "OFFSET",
+        "ORDER",
+        "RIGHT",
+        "UNION",
+    ]
+)
 _FORM = "expected SELECT COLUMNS FROM TABLE WHERE CONDITIONS"
 
 
@@ -152,15 +169,7 @@ class _Query:
             raise self._refused(
                 "functions and inner queries are not served; read the rows, and compute in your program"
             )
-        elif token.kind == "word" and token.text.upper() in (
-            *_CLAUSES,
-            "AS",
-            "INNER",
-            "LEFT",
-            "FULL",
-            "CROSS",
-            "NATURAL",
-        ):
+        elif token.kind == "word" and token.text.upper() in _CLAUSES:
             raise self._not_served(token)
         else:
             raise self._refused(f"{word} is expected, not {shown(token.text)}; {_FORM}")
