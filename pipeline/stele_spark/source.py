@@ -90,7 +90,10 @@ class SteleDataSource(ds.DataSource):
         """
         self._is_for("write")
         if overwrite:
-            raise Rejected('data source stele: use mode("append"), which replaces rows with the same key')
+            raise Rejected(
+                'data source stele: a write never empties a table. Use mode("append") or INSERT INTO, '
+                "which replace rows with the same key"
+            )
         return Writer(self._parsed, schema)
 
     @one_sentence()

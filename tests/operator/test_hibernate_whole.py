@@ -64,7 +64,9 @@ async def test_it_hibernates_and_wakes_with_all_rows_and_the_operator_is_killed(
 
         async def some_stop() -> bool:
             # Nodes that stop fast may be gone between two looks.
-            staying = [n for n, p in pods(made).items() if "-node-" in n and "deletionTimestamp" not in p["metadata"]]
+            staying = [
+                n for n, p in pods(made).items() if "-node-" in n and "deletionTimestamp" not in p["metadata"]
+            ]
             return len(staying) < 3
 
         async def masters_start() -> bool:

@@ -261,7 +261,7 @@ def test_what_cannot_be_written_is_refused_at_save(spark: Any, masters: str, tol
     with Client(masters) as client:
         client.create_table("strict", Schema.make([("id", "int64"), ("name", "string")], ["id"]))
     frame = spark.createDataFrame([(1, "one")], "id long, name string")
-    told('use mode("append")', save(frame, mode="overwrite"))
+    told('use mode("append") or INSERT INTO', save(frame, mode="overwrite"))
     told('unknown option "batch"', save(frame, batch="3"))
     told('"where" is an option of a read, not of a write', save(frame, where="id = 3"))
     told("\"op\" is 'merge'", save(frame, op="merge"))

@@ -18,10 +18,13 @@ import org.apache.spark.sql.catalyst.analysis.NoSuchTableException;
 import org.apache.spark.sql.catalyst.analysis.TableAlreadyExistsException;
 import org.apache.spark.sql.connector.catalog.Column;
 import org.apache.spark.sql.connector.catalog.Identifier;
+import org.apache.spark.sql.connector.catalog.StagedTable;
+import org.apache.spark.sql.connector.catalog.StagingTableCatalog;
 import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableCatalog;
 import org.apache.spark.sql.connector.catalog.TableCatalogCapability;
 import org.apache.spark.sql.connector.catalog.TableChange;
+import org.apache.spark.sql.connector.catalog.TableInfo;
 import org.apache.spark.sql.connector.expressions.Expressions;
 import org.apache.spark.sql.connector.expressions.Literal;
 import org.apache.spark.sql.connector.expressions.Transform;
@@ -31,10 +34,14 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 /**
  * A cluster's tables by name in SQL: `spark.sql.catalog.NAME=dev.stele.spark.SteleCatalog` and
  * `spark.sql.catalog.NAME.masters=HOST:PORT,...`. There are no namespaces. Each query reads the present, unless it says when.
+ *
+ * <p>A table is never replaced. Spark would drop a table of a mere TableCatalog before it makes the new one, so this is a
+ * StagingTableCatalog, which is asked first.
  */
-public final class SteleCatalog implements TableCatalog {
+public final class SteleCatalog implements StagingTableCatalog {
   private static final Set<String> PROPERTIES = new TreeSet<>(Set.of("primary_key", "replication_factor", Alteration.HISTORY, TableCatalog.PROP_COMMENT));
   private static final Set<String> OF_SPARK = Set.of("owner", "provider", "is_managed_location", "external");
+  private static final String OPTION = TableCatalog.OPTION_PREFIX;
 
   private String name;
   private String masters;
@@ -94,7 +101,7 @@ public final class SteleCatalog implements TableCatalog {
     return table(ident, Map.of("snapshot", String.valueOf(timestamp << 12)));
   }
 
-  private Table table(Identifier ident, Map<String, String> more) throws NoSuchTableException {
+  private SteleTable table(Identifier ident, Map<String, String> more) throws NoSuchTableException {
     if (ident.namespace().length > 0) {
       throw new NoSuchTableException(ident);
     }
@@ -140,10 +147,20 @@ public final class SteleCatalog implements TableCatalog {
       return false;
     }
     try {
-      var cluster = cluster();
-      var about = cluster.plan(Cluster.command(ident.name())).about();
-      var body = Cluster.command(ident.name()).put("table_id", about.path("table_id").asText());
-      cluster.change("drop-table", body.put("drop_id", Cluster.newId()));
+      var about = cluster().plan(Cluster.command(ident.name())).about();
+      return drop(ident.name(), about.path("table_id").asText());
+    } catch (SteleException e) {
+      if (e.code == SteleException.NOT_FOUND) {
+        return false;
+      }
+      throw SteleException.<RuntimeException>sneak(e.inDriver());
+    }
+  }
+
+  /** Drops this table only, not another one that has its name by now. False if it is gone. */
+  private boolean drop(String table, String id) {
+    try {
+      cluster().change("drop-table", Cluster.command(table).put("table_id", id).put("drop_id", Cluster.newId()));
       return true;
     } catch (SteleException e) {
       if (e.code == SteleException.NOT_FOUND) {
@@ -167,13 +184,17 @@ public final class SteleCatalog implements TableCatalog {
   @SuppressWarnings("deprecation") // Spark calls it for the newer one
   public Table createTable(Identifier ident, Column[] given, Transform[] parts, Map<String, String> properties)
       throws TableAlreadyExistsException, NoSuchNamespaceException {
+    return create(ident, Cluster.newId(), given, parts, properties);
+  }
+
+  private SteleTable create(Identifier ident, String id, Column[] given, Transform[] parts, Map<String, String> properties)
+      throws TableAlreadyExistsException, NoSuchNamespaceException {
     if (ident.namespace().length > 0) {
       throw new NoSuchNamespaceException(ident.namespace());
     }
     try {
-      var body = created(ident.name(), given, parts, properties);
-      cluster().change("create-table", body.put("table_id", Cluster.newId()));
-      return loadTable(ident);
+      cluster().change("create-table", created(ident.name(), given, parts, properties).put("table_id", id));
+      return table(ident, Map.of());
     } catch (SteleException e) {
       if (e.code == SteleException.ALREADY_PRESENT) {
         throw new TableAlreadyExistsException(ident);
@@ -184,15 +205,49 @@ public final class SteleCatalog implements TableCatalog {
     }
   }
 
+  /** Of CREATE TABLE ... AS SELECT. The table is there at once, and is dropped if its rows cannot be written. */
+  @Override
+  public StagedTable stageCreate(Identifier ident, TableInfo info) throws TableAlreadyExistsException, NoSuchNamespaceException {
+    var id = Cluster.newId();
+    return create(ident, id, info.columns(), info.partitions(), info.properties()).staged(() -> drop(ident.name(), id));
+  }
+
+  @Override
+  public StagedTable stageReplace(Identifier ident, TableInfo info) {
+    throw notReplaced("REPLACE TABLE", ident);
+  }
+
+  /** Of CREATE OR REPLACE TABLE, createOrReplace() and saveAsTable() with mode overwrite: creates the table if there is none. */
+  @Override
+  public StagedTable stageCreateOrReplace(Identifier ident, TableInfo info) throws NoSuchNamespaceException {
+    try {
+      if (!tableExists(ident)) {
+        return stageCreate(ident, info);
+      }
+    } catch (TableAlreadyExistsException e) { // made by somebody just now
+    }
+    throw notReplaced("CREATE OR REPLACE TABLE", ident);
+  }
+
+  private static RuntimeException notReplaced(String what, Identifier ident) {
+    return SteleException.refused(what + " " + ident.name() + ": the table exists, and tables are not replaced; its rows are as "
+        + "they were. DROP TABLE it first, or write to it with INSERT INTO or mode \"append\"");
+  }
+
   private static ObjectNode created(String table, Column[] given, Transform[] parts, Map<String, String> properties) {
     var what = "CREATE TABLE " + table + ": ";
     for (var property : properties.keySet()) {
       if (!PROPERTIES.contains(property) && !OF_SPARK.contains(property)) {
-        throw SteleException.refused(what + "there is no property '" + property + "'; expected " + String.join(", ", PROPERTIES));
+        throw SteleException.refused(what + unknown(property, properties));
       }
     }
     if (!properties.containsKey("primary_key")) {
       throw SteleException.refused(what + "name the key: TBLPROPERTIES ('primary_key'='id, ...')");
+    }
+    var provider = properties.getOrDefault(TableCatalog.PROP_PROVIDER, SteleSource.NAME);
+    if (!provider.equalsIgnoreCase(SteleSource.NAME)) {
+      throw SteleException.refused(what + "tables of this catalog are tables of Stele: leave out USING " + provider
+          + ", or, with saveAsTable, say format(\"stele\")");
     }
     var key = Arrays.stream(properties.get("primary_key").split(",")).map(String::trim).toList();
     var body = Cluster.command(table);
@@ -234,6 +289,18 @@ public final class SteleCatalog implements TableCatalog {
       }
     }
     return body;
+  }
+
+  /** Spark gives each option of OPTIONS twice: by its name, and with a prefix. */
+  private static String unknown(String property, Map<String, String> properties) {
+    if (property.equals(TableCatalog.PROP_LOCATION)) {
+      return "nodes keep the table's rows; leave out LOCATION";
+    }
+    if (property.startsWith(OPTION) || properties.containsKey(OPTION + property)) {
+      return "tables of this catalog take no options; leave out option '"
+          + (property.startsWith(OPTION) ? property.substring(OPTION.length()) : property) + "'";
+    }
+    return "there is no property '" + property + "'; expected " + String.join(", ", PROPERTIES);
   }
 
   /** Columns and their defaults, the table's comment and history. All changes of one statement are made, or none. */

@@ -1,20 +1,26 @@
 package dev.stele.spark;
 
 import java.util.Map;
+import org.apache.spark.sql.SQLContext;
 import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableProvider;
 import org.apache.spark.sql.connector.expressions.Transform;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2;
+import org.apache.spark.sql.execution.streaming.Source;
 import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.sources.DataSourceRegister;
+import org.apache.spark.sql.sources.StreamSourceProvider;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+import scala.Option;
+import scala.Tuple2;
+import scala.jdk.javaapi.CollectionConverters;
 
 /**
  * `spark.read.format("stele")`, in place of the Python reader: the same name, options and answers. With
  * `spark.stele.reader=python`, or with an option of streams, it passes everything on to the Python source.
  */
-public final class SteleSource implements TableProvider, DataSourceRegister {
+public final class SteleSource implements TableProvider, DataSourceRegister, StreamSourceProvider {
   static final String NAME = "stele";
   private static final String READER = "spark.stele.reader";
   private static final int CHECK_PATIENCE_MS = 10_000;
@@ -75,6 +81,28 @@ public final class SteleSource implements TableProvider, DataSourceRegister {
       return python.getTable(schema, partitioning, properties);
     }
     return new SteleTable(properties, schema, schema.equals(found) ? ofTable : null);
+  }
+
+  /** Of `readStream`: Spark asks for it before it opens the table. Without an option of streams it would find no stream. */
+  @Override
+  public Tuple2<String, StructType> sourceSchema(
+      SQLContext context, Option<StructType> schema, String provider, scala.collection.immutable.Map<String, String> given) {
+    if (!Options.isStream(CollectionConverters.asJava(given))) {
+      throw SteleException.refused("\"startingSnapshot\" is missing: for streams: table, earliest, latest, a hybrid time, or an "
+          + "ISO 8601 time");
+    }
+    return Tuple2.apply(NAME, schema.getOrElse(StructType::new));
+  }
+
+  @Override
+  public Source createSource(
+      SQLContext context,
+      String metadata,
+      Option<StructType> schema,
+      String provider,
+      scala.collection.immutable.Map<String, String> given) {
+    throw SteleException.refused("streams of stele need data source V2: take " + SteleSource.class.getName()
+        + " out of spark.sql.streaming.disabledV2MicroBatchReaders");
   }
 
   private boolean isPython(Map<String, String> given) {

@@ -9,12 +9,15 @@ import java.util.Map;
 import java.util.Set;
 import org.apache.spark.sql.connector.catalog.CatalogV2Util;
 import org.apache.spark.sql.connector.catalog.Column;
+import org.apache.spark.sql.connector.catalog.StagedTable;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
 import org.apache.spark.sql.connector.catalog.TableCapability;
 import org.apache.spark.sql.connector.expressions.Transform;
 import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.write.LogicalWriteInfo;
+import org.apache.spark.sql.connector.write.SupportsTruncate;
+import org.apache.spark.sql.connector.write.Write;
 import org.apache.spark.sql.connector.write.WriteBuilder;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2;
 import org.apache.spark.sql.types.StructField;
@@ -25,7 +28,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * A table in one frame, view or query. Its reads are at one snapshot: that of its first plan, unless the options name one.
  * Its writes are those of the Python source, which is registered under the same name.
  */
-final class SteleTable implements SupportsRead, SupportsWrite {
+class SteleTable implements SupportsRead, SupportsWrite {
   private final Map<String, String> raw;
   private final StructType schema;
   private final Column[] columns;
@@ -57,6 +60,45 @@ final class SteleTable implements SupportsRead, SupportsWrite {
     this.columns = columns;
     this.partitioning = partitioning;
     this.properties = properties;
+  }
+
+  /** This table, new and to be filled by one query. `drop` runs if the query fails. */
+  StagedTable staged(Runnable drop) {
+    return new Staged(this, drop);
+  }
+
+  private static final class Staged extends SteleTable implements StagedTable {
+    private final Runnable drop;
+
+    Staged(SteleTable of, Runnable drop) {
+      super(of.raw, of.schema, of.columns, of.partitioning, of.properties);
+      this.drop = drop;
+    }
+
+    /** CREATE OR REPLACE truncates what it has staged, and the table is empty. */
+    @Override
+    public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
+      var appends = super.newWriteBuilder(info);
+      return new SupportsTruncate() {
+        @Override
+        public WriteBuilder truncate() {
+          return appends;
+        }
+
+        @Override
+        public Write build() {
+          return appends.build();
+        }
+      };
+    }
+
+    @Override
+    public void commitStagedChanges() {} // the rows are where they belong
+
+    @Override
+    public void abortStagedChanges() {
+      drop.run();
+    }
   }
 
   @Override
