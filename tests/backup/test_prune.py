@@ -9,7 +9,7 @@ import pytest
 
 from stele import backup
 from stele.backup.claim import Claim
-from stele.backup.finding import State
+from stele.backup.finding import State, choose
 from stele.backup.folder import Folder
 from stele.backup.manifest import MANIFEST
 from stele.backup.unfinished import remove
@@ -67,8 +67,24 @@ def test_a_backup_is_removed_by_the_first_digits_of_its_id(tmp_path: Path) -> No
     old, new = aged(tmp_path, 40), aged(tmp_path, 1)
     with pytest.raises(Rejected, match=f"several backups begin with 2: .*{old}"):
         backup.remove(tmp_path, "2")
-    assert backup.remove(tmp_path, "30") == []
+    with pytest.raises(Rejected, match=f"NOT_FOUND: no backup begins with 30; there are {new}, {old}"):
+        backup.remove(tmp_path, "30")
     assert backup.remove(tmp_path, old[:8]) == [old] and there(tmp_path) == [new]
+
+
+def test_an_older_one_with_the_table_is_named(tmp_path: Path) -> None:
+    big = [made_by_hand(tmp_path, "big", rows=200, snapshot=days_ago(d)).backup_id for d in (3, 2)]
+    new = aged(tmp_path, 1)
+    place = Folder.at(tmp_path)
+    assert choose(place, None).backup_id == new
+    with pytest.raises(
+        Rejected, match=rf"{new} has no table big; it has t\. It is the newest one; {big[1]} has the table"
+    ):
+        choose(place, None, ["big"])
+    with pytest.raises(Rejected, match=f"{new} has no table huge; it has t$"):
+        choose(place, None, ["huge"])
+    with pytest.raises(Rejected, match=f"{big[1]} has no table t; it has big$"):
+        choose(place, big[1], ["t"])
 
 
 def test_an_unfinished_one_goes_once_a_complete_one_is_newer(tmp_path: Path) -> None:

@@ -67,7 +67,9 @@ async def test_what_cannot_be_done_is_refused_without_a_question(
         code, out, err = await run(*arguments)
         assert (code, out) == (2, "") and why in err and "--yes" not in err, (arguments, err)
     code, out, err = await run("backup", "remove", str(tmp_path), "19990101T")
-    assert (code, out, err) == (0, "there was no such backup\n", "")
+    assert (code, out) == (2, "") and f"no backup begins with 19990101T; there are {base.backup_id}" in err
+    code, out, err = await run("backup", "remove", str(tmp_path), "--key", "nothing")
+    assert (code, out, err) == (0, "nothing was begun with this key\n", "")
 
 
 async def test_a_question_names_the_whole_id(cluster: LocalCluster, tmp_path: Path) -> None:

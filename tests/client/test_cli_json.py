@@ -127,7 +127,7 @@ async def test_what_commands_do_is_told_as_json(
     assert len(await told("backup", "list", folder)) == 1
     code, out, err = await run("backup", "remove", folder, backup["id"], "--yes", "--json", "--json-progress")
     assert code == 2 and "--json and --json-progress exclude each other" in err
-    assert await told("backup", "remove", folder, "no-such-backup", "--yes") == {"removed": []}
+    assert await told("backup", "remove", folder, "--key", "nothing", "--yes") == {"removed": []}
     code, out, err = await run("backup", "restore", folder, "--json")
     assert (code, out) == (2, "") and "choose another name with `--table u=NEW`" in err
     code, out, err = await run(

@@ -98,7 +98,7 @@ def newest_until(folder: Folder, moment: datetime, tables: Collection[str] = ())
         manifest = found.manifest
         if found.state is not State.COMPLETE or manifest is None:
             continue
-        if physical_us(manifest.snapshot) <= latest_us and set(tables) <= {t.name for t in manifest.tables}:
+        if physical_us(manifest.snapshot) <= latest_us and _has(found, tables):
             return found.backup_id
     of = f" of {', '.join(tables)}" if tables else ""
     raise Rejected(
@@ -134,5 +134,17 @@ def choose(folder: Folder, called: str | None, tables: Collection[str] = ()) -> 
     if backup.state is not State.COMPLETE or backup.manifest is None:
         raise Rejected(f"backup {backup.backup_id} in {folder.shown} is not complete: {backup.state.value}")
     for name in tables:
-        backup.manifest.table(name)
+        try:
+            backup.manifest.table(name)
+        except Rejected as exc:
+            older = [b for b in backups if b is not backup and b.state is State.COMPLETE and _has(b, tables)][:1]
+            if called is not None or not older:
+                raise
+            raise Rejected(
+                f"{exc.args[0]}. It is the newest one; {older[0].backup_id} has the table: name it", code=exc.code
+            ) from None
     return backup.manifest
+
+
+def _has(backup: Backup, tables: Collection[str]) -> bool:
+    return backup.manifest is not None and set(tables) <= {t.name for t in backup.manifest.tables}

@@ -21,8 +21,10 @@ from stele.backup.unfinished import Done, Unfinished
 from stele.backup.workers import Bench, Did
 from stele.client.change_plan import change_plan
 from stele.client.jobs import JobPart
+from stele.client.ranges import NO_RANGE
 from stele.client.tablet_scan import ScanPlan
 from stele.model import checksum, keys
+from stele.model.amounts import plural
 from stele.model.block import RowOp
 from stele.model.clock import physical_us, utc
 from stele.model.errors import Code, Corrupt, Rejected, SteleError
@@ -173,7 +175,14 @@ class RestoreTablet:
             while (batch := await in_thread(_next, batches)) is not None:
                 rows += batch.num_rows
                 await writer.feed(batch)
-            (await writer.finish()).raise_for_errors()
+            written = await writer.finish()
+            if outside := [error for error in written.row_errors if error.message.endswith(NO_RANGE)]:
+                raise Rejected(
+                    f"table {self.name}: at least {plural(len(outside), 'row')} of the backup would be in no range; "
+                    "give ranges for all rows",
+                    code=outside[0].code,
+                )
+            written.raise_for_errors()
         except BaseException:
             await writer.abandon()
             raise

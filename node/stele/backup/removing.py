@@ -26,12 +26,12 @@ async def remove_async(
 
     Raises:
         Rejected: several ids begin with these digits; a complete backup builds on it; neither an id nor a key was given, or both.
-            CHANGE_IN_PROGRESS: another process writes to the folder.
+            NOT_FOUND: no id begins so; nothing of this key is no error. CHANGE_IN_PROGRESS: another process writes to the folder.
     """
     if bool(backup) == bool(key):
         raise Rejected("say what to remove: the id of a backup, or a key")
     place = await in_thread(Folder.at, folder)
-    if not await in_thread(place.is_there):
+    if key and not await in_thread(place.is_there):
         return []
     await in_thread(find_backups, place)  # refuses a wrong folder before anything is written to it
     async with Claim(place, "remove", on_note) as claim:
@@ -45,14 +45,17 @@ async def remove_async(
 async def to_remove_async(folder: Location, backup: str = "", *, key: str = "") -> list[Backup]:
     """What `remove_async` would remove now. Changes nothing. Raises as it does."""
     place = await in_thread(Folder.at, folder)
-    if not await in_thread(place.is_there):
+    if key and not await in_thread(place.is_there):
         return []
     return _going(await in_thread(find_backups, place), backup, key)
 
 
 def _going(backups: Sequence[Backup], called: str, key: str) -> list[Backup]:
-    """The backups that this id or key means. Raises Rejected: several ids begin so, or another backup builds on one."""
+    """The backups that this id or key means. Raises Rejected: no id begins so, or several; or another backup builds on one."""
     going = [b for b in backups if (_key(b) == key if key else b.backup_id.startswith(called))]
+    if called and not going:
+        there = ", ".join(b.backup_id for b in backups[:5]) or "none"
+        raise Rejected(f"no backup begins with {called}; there are {there}", code=Code.NOT_FOUND)
     if called and len(going) > 1:
         several = ", ".join(b.backup_id for b in going)
         raise Rejected(f"several backups begin with {called}: {several}; give more digits")

@@ -111,7 +111,7 @@ def _result(found: Drilled) -> dict[str, Any]:
 def remove(folder: str, backup: str | None, key: str, yes: bool, follow: bool, as_json: bool) -> None:
     """Remove one backup for good, complete or not. BACKUP is its id, or the first digits of it.
 
-    A backup on which another one builds is refused. If there is none of this name, nothing happens.
+    A backup on which another one builds is refused. With --key, it is no error if there is nothing to remove.
 
     Example: stele backup remove /backups 20260501T120000Z-1a2b3c4d --yes
     """
@@ -129,5 +129,5 @@ def remove(folder: str, backup: str | None, key: str, yes: bool, follow: bool, a
         gone = asyncio.run(remove_async(folder, backup or "", key=key, on_note=note))
         following.result({"removed": gone[:50]})
     if not follow:
-        said = f"removed {', '.join(gone)}" if gone else "there was no such backup"
+        said = f"removed {', '.join(gone)}" if gone else "nothing was begun with this key"
         show_done(said, as_json, {"removed": gone})

@@ -36,7 +36,12 @@ def moment(text: str) -> datetime.datetime:
             would read as a fraction of a second.
         ValueError: it is not a time.
     """
-    found = datetime.datetime.fromisoformat(text)
+    try:
+        found = datetime.datetime.fromisoformat(text)
+    except ValueError as exc:
+        if "isoformat" not in str(exc):
+            raise
+        raise ValueError("such as 2026-05-01T11:50:00Z") from None
     if _TOO_FINE.search(text):
         raise Inexact("it is finer than a microsecond")
     if _NO_SECONDS.search(text):

@@ -33,7 +33,6 @@ _FOR_OPERATOR = {
     "==": "use = instead of ==",
     "=>": "use >= instead of =>",
     "=<": "use <= instead of =<",
-    "LIKE": "there is no LIKE; text that begins with U is {c} >= 'U' AND {c} < 'V'",
     "ILIKE": "there is no ILIKE; compare whole values, or read the rows and search there",
     "BETWEEN": "there is no BETWEEN; use {c} >= LOW AND {c} <= HIGH",
     "NOT": "there is no NOT IN; use {c} != A AND {c} != B",
@@ -108,6 +107,8 @@ class _Reader:
             return column.name, self._null_test(column), None
         if word == "IN":
             return column.name, "in", self._values(column)
+        if word == "LIKE":
+            raise self._fault(f"there is no LIKE; {_for_pattern(column.name, self._take()[1])}")
         if sign not in _COMPARE:
             known = _FOR_OPERATOR.get(word)
             why = f"{sign} after {column.name}; expected {_OPERATORS}"
@@ -171,6 +172,16 @@ class _Reader:
                 f"{raw} is not {column.a_type}; column {column.name} is compared with one like "
                 f"{_example(column)}{quotes}"
             ) from None
+
+
+def _for_pattern(column: str, pattern: str) -> str:
+    """What to write instead of a comparison with this pattern, which is the text of a token."""
+    begin = pattern[1:-1].removesuffix("%")
+    if pattern[0] != "'" or not begin or not begin.isascii() or set(begin) & set("%_'\\~"):
+        return "compare whole values, or read the rows and search there"
+    if not pattern.endswith("%'"):
+        return f"use {column} = '{begin}'"
+    return f"text that begins with {begin} is {column} >= '{begin}' AND {column} < '{begin[:-1]}{chr(ord(begin[-1]) + 1)}'"
 
 
 def _example(column: Column) -> str:

@@ -317,4 +317,4 @@ def _decode(raw: bytes, what: str, parse: Callable[[dict[str, Any]], T], newest:
         return parse(parse_json(raw[1:]))
     except (ValueError, TypeError, KeyError, AttributeError) as exc:
         told = str(exc) if isinstance(exc, ValueError) else repr(exc)
-        raise Rejected(f"{what}: {told}; the format is described in stele.rpc.ticket") from exc
+        raise Rejected(f"{what}: {told}; docs/flight.md describes the format") from exc

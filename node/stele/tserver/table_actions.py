@@ -65,9 +65,13 @@ class TableActions:
                 code=Code.UNSUPPORTED_VERSION,
             )
         try:
-            return json.dumps(await action(parse_json(body or b"{}"))).encode()
+            fields = parse_json(body or b"{}")
         except ValueError as exc:
             raise Rejected(f"action {name}: {exc}; the body is JSON, as docs/flight.md says") from exc
+        try:
+            return json.dumps(await action(fields)).encode()
+        except ValueError as exc:
+            raise Rejected(f"action {name}: {exc}") from exc
 
     async def locations(self, table: str) -> master_pb2.GetTableLocationsResponse:
         """A table and where its tablets are. Raises Rejected: NOT_FOUND."""
