@@ -137,11 +137,14 @@ def choose(folder: Folder, called: str | None, tables: Collection[str] = ()) -> 
         try:
             backup.manifest.table(name)
         except Rejected as exc:
-            older = [b for b in backups if b is not backup and b.state is State.COMPLETE and _has(b, tables)][:1]
+            older = [b for b in backups if b is not backup and b.state is State.COMPLETE and _has(b, tables)][
+                :1
+            ]
             if called is not None or not older:
                 raise
             raise Rejected(
-                f"{exc.args[0]}. It is the newest one; {older[0].backup_id} has the table: name it", code=exc.code
+                f"{exc.args[0]}. It is the newest one; {older[0].backup_id} has the table: name it",
+                code=exc.code,
             ) from None
     return backup.manifest
 
