@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import uvloop
 
-from bench import etcd_side, idle, kudu_side, machine, operator_side, rows, scale, stele_side, tablets
+from bench import etcd_side, idle, kudu_side, large, machine, operator_side, rows, scale, stele_side, tablets
 from bench.measures import KEYS, announced, chosen
 from bench.report import Report
 from stele.client import AsyncClient
@@ -158,6 +158,9 @@ def main() -> None:
         return
     if sys.argv[1:2] == ["tablets"]:
         tablets.main(sys.argv[2:])
+        return
+    if sys.argv[1:2] == ["large"]:
+        large.main(sys.argv[2:])
         return
     if sys.argv[1:2] == ["idle"]:
         idle.main(sys.argv[2:])

@@ -6,6 +6,8 @@ costs each replica a bounded amount, now and again at each start.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -27,6 +29,8 @@ CHECKED_ROWS_MAX = 8_192
 retries."""
 NULLS_MAX = 8_192
 """The most nulls of a block in columns that are not nullable. Their errors too are kept for retries."""
+_FEW_COLUMNS = 8
+_BLANK_ROWS = 32
 
 
 def check_block(data: bytes | memoryview, schema: Schema) -> bool:
@@ -123,25 +127,45 @@ def _lacking_bits(block: Block, schema: Schema) -> int:
 
 def complete(block: Block, schema: Schema) -> pa.RecordBatch:
     """The block's rows with all columns of the schema, in its order. Missing columns get their default, else
-    null.
-
-    Null columns of one type share their memory."""
+    null."""
     if block.column_ids == schema.column_ids:
         return block.batch
-    place = {column_id: at for at, column_id in enumerate(block.column_ids)}
+    given = {
+        schema.places[column_id]: block.batch.column(at) for at, column_id in enumerate(block.column_ids)
+    }
+    return with_columns(_blank(schema, block.rows, deletes=block.op in DELETES), given)
+
+
+def with_columns(batch: pa.RecordBatch, arrays: Mapping[int, pa.Array]) -> pa.RecordBatch:
+    """The batch with other values in some columns. Keys of `arrays` are positions."""
+    if len(arrays) > _FEW_COLUMNS:
+        all_arrays = [arrays.get(at, old) for at, old in enumerate(batch.columns)]
+        return pa.RecordBatch.from_arrays(all_arrays, schema=batch.schema)
+    for at, array in arrays.items():  # spares the Python objects of all other columns
+        batch = batch.set_column(at, batch.schema.field(at), array)
+    return batch
+
+
+def _blank(schema: Schema, rows: int, *, deletes: bool) -> pa.RecordBatch:
+    """Rows that have the default in each column, else null; of deletes null only. Few rows are made once for a schema."""
+    if rows > _BLANK_ROWS:
+        return _made_blank(schema, rows, deletes=deletes)
+    name = "blank of deletes" if deletes else "blank"
+    if name not in schema.derived:
+        schema.derived[name] = _made_blank(schema, _BLANK_ROWS, deletes=deletes)
+    return schema.derived[name].slice(0, rows)
+
+
+def _made_blank(schema: Schema, rows: int, *, deletes: bool) -> pa.RecordBatch:
+    """As `_blank`. Null columns of one type share their memory."""
     nulls: dict[pa.DataType, pa.Array] = {}
     arrays = []
     for column in schema.columns:
-        at = place.get(int(column.id))
-        if at is not None:
-            arrays.append(block.batch.column(at))
-            continue
-        scalar = column.default_scalar() if column.default is not None and block.op not in DELETES else None
-        if scalar is not None:
-            arrays.append(pa.repeat(scalar, block.rows))
+        if column.default is not None and not deletes:
+            arrays.append(pa.repeat(column.default_scalar(), rows))
             continue
         if column.arrow not in nulls:
-            nulls[column.arrow] = pa.nulls(block.rows, column.arrow)
+            nulls[column.arrow] = pa.nulls(rows, column.arrow)
         arrays.append(nulls[column.arrow])
     return pa.RecordBatch.from_arrays(arrays, schema=schema.to_arrow())
 

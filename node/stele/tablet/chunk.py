@@ -16,6 +16,16 @@ from stele.tablet.sorted_runs import Mask, Run, has_long
 U64 = npt.NDArray[np.uint64]
 
 
+def _row_bits(schema: Schema) -> int | None:
+    """Bits of a row whose values all have a fixed length, with one each for null; None of others."""
+    if "row_bits" not in schema.derived:
+        types = schema.to_arrow().types
+        fixed = not any(pa.types.is_string(each) or pa.types.is_binary(each) for each in types)
+        schema.derived["row_bits"] = sum(each.bit_width + 1 for each in types) if fixed else None
+    found: int | None = schema.derived["row_bits"]
+    return found
+
+
 class Chunk:
     """Consecutive rows. `times` is one hybrid time for all rows, or one per row."""
 
@@ -36,10 +46,11 @@ class Chunk:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the rows take. Computed once, because Arrow visits every buffer: slow for 300
-        columns."""
+        """Bytes that the rows take. Computed once, and by columns only if their values differ in length: Arrow takes half a
+        millisecond for 300 columns."""
         if self._nbytes < 0:
-            self._nbytes = self.batch.nbytes
+            bits = _row_bits(self._schema)
+            self._nbytes = self.batch.nbytes if bits is None else -(-self.rows * bits // 8)
         return self._nbytes
 
     @property

@@ -133,7 +133,10 @@ class StoreRows:
             places = located.place[members]
             if source < first_file:
                 table = self.memory[source]
-                parts.append((members, projected(table.rows_at(places), table.schema, columns, arrow)))
+                rows_there = table.rows_at(places)
+                if source and len(places) == 1:  # such a row would keep a frozen table in memory
+                    rows_there = rows_there.take(pa.array([0]))
+                parts.append((members, projected(rows_there, table.schema, columns, arrow)))
                 continue
             file = self.files[source - first_file]
             for group in np.unique(places >> 32).tolist():
@@ -194,5 +197,7 @@ def _written_in_file(file: ColumnFile, keys: pa.BinaryArray, hashes: U64, sought
 
 def _gather(parts: list[tuple[Positions, pa.RecordBatch]]) -> pa.RecordBatch:
     """Join batches whose rows belong at the given positions into one batch in order."""
+    if len(parts) == 1:  # its positions rise, and are all
+        return parts[0][1]
     back = np.argsort(np.concatenate([places for places, _ in parts]))
     return concat_batches([batch for _, batch in parts]).take(pa.array(back))

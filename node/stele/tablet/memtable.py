@@ -306,7 +306,10 @@ class MemTable:
         return pa.concat_arrays(parts).take(pa.array(back))
 
     def rows_at(self, ordinals: Positions) -> pa.RecordBatch:
-        """These rows, in this order; at least one."""
+        """These rows, in this order; at least one. A single row shares the memory of the table."""
+        if len(ordinals) == 1:
+            chunk, row = self._at(self.chunks, int(ordinals[0]))
+            return chunk.batch.slice(row, 1)
         parts, places = [], []
         for chunk, members, rows in self._by_chunk(ordinals):
             parts.append(chunk.batch.take(pa.array(rows)))

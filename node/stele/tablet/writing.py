@@ -24,7 +24,7 @@ from stele.model.errors import Code, Rejected
 from stele.model.hashing import hash_binary
 from stele.model.rows import null_faults
 from stele.model.schema import Schema
-from stele.tablet.block_checks import UNCHECKED, all_unchecked, complete, key_columns
+from stele.tablet.block_checks import UNCHECKED, all_unchecked, complete, key_columns, with_columns
 from stele.tablet.memtable import SMALL_ROWS
 from stele.tablet.sorted_runs import Mask, Positions
 
@@ -203,8 +203,10 @@ def _overlay(
 ) -> pa.RecordBatch:
     """`batch`, where rows `at` (rising) take the columns that the block lacks from `old`, one row for
     each."""
+    if len(at) == batch.num_rows:
+        places = [schema.places[column_id] for column_id in block.column_ids]
+        return with_columns(old, {place: batch.column(place) for place in places})
     given = set(block.column_ids)
-    every = len(at) == batch.num_rows
     index = np.arange(batch.num_rows)
     index[at] = batch.num_rows + np.arange(len(at))
     indices = pa.array(index)
@@ -212,8 +214,6 @@ def _overlay(
     for position, column in enumerate(schema.columns):
         if int(column.id) in given:
             array = batch.column(position)
-        elif every:
-            array = old.column(position)
         else:
             array = pa.concat_arrays([batch.column(position), old.column(position)]).take(indices)
         arrays.append(array)
