@@ -73,8 +73,8 @@ class MasterLink:
         await self._pool.close()
 
     async def rest(self, may_drive: bool) -> bool:
-        """Nothing is to be healed or moved: have the replicas that wait for it compared with other voters, if the operator may
-        drive. Release the claim while none is compared. Returns whether one is.
+        """Use a time in which nothing is to be healed or moved. Newly copied replicas are then compared with other voters, if
+        the operator may drive. The claim is released unless one is compared. Returns whether one is.
         """
         if not may_drive:
             await self.driver.close()

@@ -312,7 +312,7 @@ def _from_json(raw: Mapping[str, Any]) -> Manifest:
         str(raw.get("key", "")),
     )
     if base is None and not all(tablet.whole for table in found.tables for tablet in table.tablets):
-        raise ValueError("a full backup with changes of a tablet")
+        raise ValueError("it is a full backup, but has only the changes of some tablet")
     return found
 
 

@@ -105,8 +105,8 @@ class Streams:
     # --- watches
 
     def add_watch(self, watch: Watching) -> int:
-        """Give a watch what nodes push for it, as long as somebody holds it. Returns the number of its first attempt; later
-        attempts count from there."""
+        """Pass on to a watch what nodes push for it, until nobody refers to it any more. Returns the number of its first attempt.
+        Later attempts count from there."""
         base, self._next_watch = self._next_watch, self._next_watch + 1
         self._watches[base] = watch
         return base << _ATTEMPT_BITS

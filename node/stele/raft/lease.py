@@ -39,7 +39,7 @@ class Promise:
             self.until_ms = until_ms
 
     def wait_out(self, term: int, until_ms: int) -> None:
-        """An earlier process may have promised this to any leader up to `term`."""
+        """After a start: keep what an earlier process may have promised, to any leader up to `term`."""
         self.give(term, until_ms)
 
     def binds(self, now_ms: int, released: int) -> bool:

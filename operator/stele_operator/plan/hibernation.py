@@ -183,9 +183,10 @@ def _without_catalog(o: Observation, m: Member) -> bool:
 
 
 def _awaited(o: Observation, spec: TabletClusterSpec, identity: Identity, m: Member) -> bool:
-    """Whether waking waits for the member: as long as healing waits before it replaces one. This counts from when
-    its pod was made, so it does not run while the operator is away or paused before that. A pod that is refused is
-    never made. So without one it counts from when all pods had been asked for."""
+    """Whether waking waits for the member. It waits as long as healing does before it replaces one.
+
+    The time counts from when its pod was made, so it does not run while the operator is away or paused before that. If it has no
+    pod, perhaps because Kubernetes refuses it, the time counts from when all pods had been asked for."""
     patience_s = max(seconds(spec.healing.silentAfter), seconds(spec.healing.machineLostAfter))
     since_s = m.pod.created_s if m.pod is not None else identity.waking_s or o.now_s
     return _missing(o, m) and o.now_s - since_s < patience_s
