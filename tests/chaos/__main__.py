@@ -32,6 +32,7 @@ from tests.chaos.victims import Victim
 
 MASTERS, NODES = 3, 5
 """As in examples/cluster.yaml."""
+_LEASE_MS = 300
 
 READY_WITHIN_S = 300.0
 HEALED_WITHIN_S = 300.0
@@ -74,12 +75,17 @@ class Chaos:
         """Addresses of the masters of the moment."""
         return master_addresses(self.kube)
 
-    def start(self) -> None:
-        """Operator, cluster, table."""
+    def start(self, lease_ms: int) -> None:
+        """Operator, cluster, table. `lease_ms`: of leaders; 0: none."""
         self.place.start_operator()
         self.kube.apply_crds(ROOT / "crds")
-        for name in ("cluster.yaml", "flights.yaml"):
-            for kind, resource in self.kube.apply(ROOT / "examples" / name):
+        cluster = self.place.folder / "cluster.yaml"
+        text = (ROOT / "examples" / "cluster.yaml").read_text()
+        cluster.write_text(
+            text.replace("\nspec:\n", f"\nspec:\n  leaderLease: {lease_ms}ms\n") if lease_ms else text
+        )
+        for path in (cluster, ROOT / "examples" / "flights.yaml"):
+            for kind, resource in self.kube.apply(path):
                 deadline = time.monotonic() + READY_WITHIN_S
                 while condition(self.kube.status(kind, resource), "Ready")["status"] != "True":
                     if time.monotonic() > deadline:
@@ -184,7 +190,7 @@ class Chaos:
 
 def run(folder: Path, rounds: int, seconds: float, seed: int, first: int = 1, rows_per_s: int = 400) -> int:
     """Play the seed's rounds from the `first` on until their number or the time is up, then compare; how many were played.
-    Meanwhile so many rows are written each second.
+    Meanwhile so many rows are written each second. With an odd seed leaders have leases.
 
     Raises:
         Failure: with what was wrong.
@@ -195,7 +201,7 @@ def run(folder: Path, rounds: int, seconds: float, seed: int, first: int = 1, ro
     played = 0
     with LocalPlace(folder, keep=False) as place:
         chaos = Chaos(place)
-        chaos.start()
+        chaos.start(_LEASE_MS if seed % 2 else 0)
         output = folder / "stream.log"
         begun = time.monotonic()
         with (

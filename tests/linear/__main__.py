@@ -54,7 +54,10 @@ async def play(folder: Path, plan: Plan, tell: Callable[[str], None]) -> Record:
         Failure: with what was wrong.
     """
     cutting = any(fault.deed in CUTS for fault in plan.faults)
-    async with Cluster(folder, masters=plan.masters, nodes=plan.nodes, groups=cutting) as cluster:
+    lease = (f"--leader-lease-ms={plan.lease_ms}",)
+    async with Cluster(
+        folder, masters=plan.masters, nodes=plan.nodes, groups=cutting, arguments=lease
+    ) as cluster:
         with network.Network(cluster) if cutting else contextlib.nullcontext() as cutter:
             load = Workload(cluster.master_addresses, plan.seed)
             keys, record = KeyWork(cluster.master_addresses), load.record
@@ -175,6 +178,7 @@ def run(folder: Path, seed: int, seconds: float, *, cutting: bool) -> str:
     head = (
         f"seed {seed}: {plan.masters} masters, {plan.nodes} nodes, {plan.tablets} tablets, "
         f"{len(plan.faults)} faults{', healing' if plan.healing else ''}{', filling' if plan.filling else ''}"
+        f"{f', leases of {plan.lease_ms} ms' if plan.lease_ms else ''}"
     )
     try:
         record = asyncio.run(play(folder, plan, tell))

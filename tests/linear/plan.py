@@ -56,7 +56,7 @@ class Fault:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """`healing`: a driver replaces the replicas of silent nodes meanwhile, so that configurations change. `filling`: big
-    rows are written beside, so that stores are flushed, merged and copied."""
+    rows are written beside, so that stores are flushed, merged and copied. `lease_ms`: of leaders; 0: they have none."""
 
     seed: int
     masters: int
@@ -64,6 +64,7 @@ class Plan:
     tablets: int
     healing: bool
     filling: bool
+    lease_ms: int
     seconds: float
     faults: tuple[Fault, ...]
 
@@ -97,7 +98,10 @@ def draw(seed: int, seconds: float, *, cuts: bool) -> Plan:
             Fault(rng.uniform(1.0, seconds - 1.0), Deed.BLACKOUT, Victim.LEADER, rng.uniform(0.1, 1.0), 0)
         )
     kept = [f for f in faults if cuts or f.deed not in CUTS]
-    return Plan(seed, masters, nodes, tablets, healing, filling, seconds, tuple(sorted(kept, key=_at)))
+    lease_ms = rng.choice((0, 300, 1_500))
+    return Plan(
+        seed, masters, nodes, tablets, healing, filling, lease_ms, seconds, tuple(sorted(kept, key=_at))
+    )
 
 
 def _at(fault: Fault) -> float:
