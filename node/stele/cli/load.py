@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stele.cli.options import json_option, masters_option, replication_option, timeout_option, with_client
-from stele.cli.output import show_done
+from stele.cli.output import say, show_done
 from stele.model.amounts import plural
 
 if TYPE_CHECKING:
@@ -67,7 +67,11 @@ _TAB = ("tab", "\\t")
 @click.option("--create", is_flag=True, help="Create the table first, with the columns of the first file.")
 @click.option("--key", default="", metavar="NAME,...", help="With --create: columns of the primary key.")
 @click.option(
-    "--hash", "hashes", multiple=True, metavar="NAME,...:BUCKETS", help="With --create: hash partitions."
+    "--hash",
+    "hashes",
+    multiple=True,
+    metavar="NAME,...:BUCKETS",
+    help="With --create: hash partitions [default: the masters choose].",
 )
 @replication_option(default=None)
 @masters_option
@@ -189,6 +193,7 @@ class _Load:
         self._as_json = as_json
         self._started = time.monotonic()
         self._opened = False
+        self._note = ""
         self._taken = 0
         """Rows that were read from the files and given to the client, which may send them."""
         self._settled = 0
@@ -211,10 +216,10 @@ class _Load:
         from stele.model.errors import Code, Rejected
 
         try:
-            return await client.create_table(
+            made = await client.create_table(
                 name,
                 definition.schema,
-                definition.partitioning,
+                definition.partitioning if definition.partitioning.hash else None,
                 replication_factor=definition.replication_factor,
                 timeout_s=self._timeout_s,
             )
@@ -223,6 +228,8 @@ class _Load:
                 raise
             what = "leave out --create and --key to write into it, or give another name"
             raise Rejected(f"{exc.args[0]}; {what}", code=exc.code) from None
+        self._note = made.chosen
+        return made
 
     async def _write(self, table: AsyncTable, source: Source, task: TaskID) -> None:
         def acknowledged(rows: int) -> None:
@@ -261,6 +268,8 @@ class _Load:
     def report(self, *, complete: bool = True, kept_in: str | None = None) -> None:
         """Print how many rows were written, and the first refused ones. If the load is not complete, some
         written rows may not be acknowledged yet. `kept_in`: the file of the refused rows, if nothing else names it."""
+        if self._note:
+            say(f"note: {self._note}", err=True)
         if self._opened:  # otherwise no row was tried
             done = {"written": self.written, "refused": self.faults.count, "complete": complete}
             unsure = self._settled < self._taken  # some of these rows may be written
