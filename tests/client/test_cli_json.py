@@ -134,6 +134,8 @@ async def test_what_commands_do_is_told_as_json(
         "table", "load", "u", str(tmp_path / "t.csv"), "--create", "--key", "id", "--json"
     )
     assert (code, out) == (2, "") and "exists already; leave out --create and --key to write into it" in err
+    code, out, err = await run("table", "load", "w", str(tmp_path / "t.csv"), "--create", "--key", "id")
+    assert code == 0 and err.startswith("note: one tablet: no partitions were named"), err
 
     # tables that go
     dropped = await told("table", "drop", "v")

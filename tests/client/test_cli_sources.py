@@ -85,7 +85,7 @@ async def test_a_table_is_made_of_a_file(tmp_path: Path, monkeypatch: pytest.Mon
         code, out, err = await run(
             "table", "load", "p", str(tmp_path / "rows.parquet"), "--create", "--key", "id"
         )
-        assert code == 0 and "note: one tablet: " in err and "name a hash with more buckets" in err
+        assert code == 0, err
         assert [c.type for c in (await client.open_table("p")).schema.columns] == ["int32", "string"]
         code, out, err = await run("table", "load", "p", path, "--create", "--key", "id")
         assert (code, out) == (2, "") and "ALREADY_PRESENT" in err
