@@ -15,6 +15,7 @@ from typing import Any
 
 import structlog
 
+from stele_operator import metrics
 from stele_operator.api.backup import TabletBackupScheduleSpec, TabletBackupSpec, TabletRestoreSpec
 from stele_operator.held import Held, LinkOf
 from stele_operator.kube import Conflict, Kube, KubeError, NotFound
@@ -76,6 +77,8 @@ class Errands:
         self._held = Held(link_of)
         self._woken = asyncio.Event()
         self._unserved = False
+        self._measured: dict[str, set[str]] = {}
+        """The namespaces with series, by the one that was listed."""
 
     def wake(self) -> None:
         """Run a pass now, because something changed."""
@@ -111,9 +114,10 @@ class Errands:
             KubeError: a list failed; nothing was done.
         """
         raws = await self._resources(namespace)
-        if not raws:
-            return QUIET_S
         there = sorted({raw["metadata"]["namespace"] for raw in raws})
+        for gone in self._measured.get(namespace, set()).difference(there):
+            metrics.backups(gone, ())
+        self._measured[namespace] = set(there)
         wait_s = QUIET_S
         for each in there:
             mine = [raw for raw in raws if raw["metadata"]["namespace"] == each]
@@ -145,9 +149,11 @@ class Errands:
         errands = [parse(raw) for raw in raws]
         world = await self._world(namespace, errands)
         wait_s = QUIET_S
+        told: list[tuple[str, str, Mapping[str, Any]]] = []
         for raw, errand in zip(raws, errands, strict=True):
             by_time = errand.kind == "TabletBackupSchedule"
             decision = decide_schedule(world, errand) if by_time else decide(world, errand)
+            told.append((errand.kind, errand.name, decision.status or errand.status))
             try:
                 acted = await self._carry_out(raw, errand, decision, world.now_s)
             except (Conflict, NotFound) as exc:
@@ -162,6 +168,7 @@ class Errands:
                 wait_s = min(wait_s, BUSY_S)
             if decision.again_s:
                 wait_s = min(wait_s, max(0.5, decision.again_s - world.now_s))
+        metrics.backups(namespace, told)
         return wait_s
 
     async def _world(self, namespace: str, errands: Sequence[Errand]) -> World:

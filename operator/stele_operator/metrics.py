@@ -1,14 +1,17 @@
-"""The operator's metrics, each declared once with a description. Set by reconcile, act, heal and fleet;
+"""The operator's metrics, each declared once with a description. Set by reconcile, act, heal, fleet and errands;
 served by app.
 
-Invariant: a deleted cluster leaves no series behind (`forget`), and unknown values have no series.
+Invariant: what is deleted leaves no series behind (`forget`, `backups`), and unknown values have no series.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+
+from stele_operator.plan.moments import seconds_of
 
 _CLUSTER = ["namespace", "cluster"]
 
@@ -59,6 +62,21 @@ REFUSED = Gauge(
     "1 while the API server refuses to list our resources in a namespace that we are to serve.",
     ["namespace"],
 )
+BACKUP_CONDITION = Gauge(
+    "stele_operator_backup_condition",
+    "1 while a condition of a TabletBackup, TabletBackupSchedule or TabletRestore is True, else 0, with its reason.",
+    ["namespace", "kind", "name", "type", "reason"],
+)
+LAST_BACKUP = Gauge(
+    "stele_operator_last_backup_timestamp_seconds",
+    "The moment of the rows in the newest complete backup of a TabletBackupSchedule.",
+    ["namespace", "schedule"],
+)
+LAST_DRILL = Gauge(
+    "stele_operator_last_drill_timestamp_seconds",
+    "When a drill of a TabletBackupSchedule last passed.",
+    ["namespace", "schedule"],
+)
 LAST_PASS = Gauge(
     "stele_operator_last_pass_timestamp_seconds",
     "When the last pass over any cluster was done, or it was seen that there is none.",
@@ -78,6 +96,23 @@ def conditions(namespace: str, cluster: str, found: Sequence[Mapping[str, str]])
         if before.get(kind, reason) != reason:
             CONDITION.remove(namespace, cluster, kind, before[kind])
         before[kind] = reason
+
+
+def backups(namespace: str, found: Sequence[tuple[str, str, Mapping[str, Any]]]) -> None:
+    """Set the series of all TabletBackups, TabletBackupSchedules and TabletRestores of a namespace: (kind, name, status) of each.
+    Those of others are dropped."""
+    for metric in (BACKUP_CONDITION, LAST_BACKUP, LAST_DRILL):
+        metric.remove_by_labels({"namespace": namespace})
+    for kind, name, status in found:
+        for condition in status.get("conditions") or ():
+            labels = (namespace, kind, name, condition["type"], condition["reason"])
+            BACKUP_CONDITION.labels(*labels).set(condition["status"] == "True")
+        if kind != "TabletBackupSchedule":
+            continue
+        if "lastSuccessTime" in status:
+            LAST_BACKUP.labels(namespace, name).set(seconds_of(status["lastSuccessTime"]))
+        if passed := (status.get("drill") or {}).get("lastPassTime"):
+            LAST_DRILL.labels(namespace, name).set(seconds_of(passed))
 
 
 def no_tablets(namespace: str, cluster: str) -> None:

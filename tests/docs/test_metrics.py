@@ -43,13 +43,13 @@ TELLING = (
     *("plan/errands.py", "plan/schedules.py"),
 )
 """The modules that say why, in one word."""
-CONDITIONS = ("Ready", "Reconciling", "Degraded", "Stalled", "DrainBlocked", "CopiesEqual")
+CONDITIONS = ("Ready", "Reconciling", "Degraded", "Stalled", "DrainBlocked", "CopiesEqual", "Drilled")
 WORD = re.compile(r"[A-Z][a-z]+([A-Z][a-z]+)*")
 NO_REASONS = {
     *("ConfigMap", "PersistentVolumeClaim", "Pod", "PodDisruptionBudget", "Service", "TabletCluster", "TabletGroup"),
     *(*CONDITIONS, "True", "False"),
     *("Bound", "Pending", "Failed", "Succeeded", "Lost"),  # what pods and volumes are
-    *("TabletBackup", "TabletBackupSchedule", "TabletRestore", "Job", "Drilled"),
+    *("TabletBackup", "TabletBackupSchedule", "TabletRestore", "Job"),
     *("AlreadyExists", "DeadlineExceeded", "PodScheduled", "Error"),  # what the API server and Jobs say
     *("Master", "Node", "Remark"),
 }  # fmt: skip

@@ -14,7 +14,7 @@ import pytest
 from stele import backup
 from stele.backup.folder import Folder
 from stele.backup.manifest import MANIFEST, Manifest
-from stele_operator import errands
+from stele_operator import errands, metrics
 from stele_operator.errands import Errands
 from stele_operator.kube import Kube, configuration
 from stele_operator.report import Reporter
@@ -83,6 +83,9 @@ async def test_what_cannot_be_is_tried_told_and_removed(tmp_path: Path) -> None:
         told = await status(made, "TabletBackup", "one")
         assert told["attempts"] == 2 and told["error"].startswith("UNAVAILABLE: "), told
         assert (await made.condition("TabletBackup", "one", "Stalled"))[:2] == ("True", "BackupFailed")
+        series = {"namespace": "default", "kind": "TabletBackup", "name": "one", "type": "Stalled"}
+        labels = series | {"reason": "BackupFailed"}
+        assert metrics.registry.get_sample_value("stele_operator_backup_condition", labels) == 1
         lost = await status(made, "TabletRestore", "lost")
         assert lost["attempts"] == 1 and "nowhere: there is no such folder" in lost["error"], lost
         reasons = {e["reason"] for e in await made.events("TabletBackup")}
@@ -101,6 +104,11 @@ async def test_what_cannot_be_is_tried_told_and_removed(tmp_path: Path) -> None:
             return "one" not in await made.names("TabletBackup")
 
         await made.until("it goes after its data", gone, 500)
+
+        async def unseen() -> bool:
+            return metrics.registry.get_sample_value("stele_operator_backup_condition", labels) is None
+
+        await made.until("its series go", unseen, 60)
         (left,) = backup.list_backups(folder)
         assert left.manifest is not None and not left.manifest.key
         assert not [name for name in await made.names("Job") if "remove" in name]

@@ -180,3 +180,36 @@ async def test_what_waits_for_a_human_has_a_column(tmp_path: Path) -> None:
         cluster, group = await columns(made, "tabletclusters"), await columns(made, "tabletgroups")
     assert (cluster["Ready"], cluster["Degraded"], cluster["Stalled"]) == ("True", "Healthy", "ClaimsGoing")
     assert (group["Ready"], group["Degraded"], group["Stalled"]) == ("True", "Healthy", "NotStalled")
+
+
+def test_backups_have_series_while_they_are_there() -> None:
+    """A failed night must be able to wake somebody, and a resource that is gone must not."""
+
+    def found(name: str) -> dict[tuple[str, ...], float]:
+        families = text_string_to_metric_families(generate_latest(metrics.registry).decode())
+        samples = [s for family in families for s in family.samples if s.name == name]
+        return {
+            tuple(v for k, v in sorted(s.labels.items()) if k != "namespace"): s.value
+            for s in samples
+            if s.labels["namespace"] == "backed-up"
+        }
+
+    def status(ready: str, reason: str, **more: Any) -> Json:
+        return {"conditions": [{"type": "Ready", "status": ready, "reason": reason}], **more}
+
+    passed = {"drill": {"lastPassTime": "2026-01-02T00:00:00Z"}, "lastSuccessTime": "2026-01-01T00:00:00Z"}
+    nightly = ("TabletBackupSchedule", "nightly")
+    try:
+        metrics.backups(
+            "backed-up", [(*nightly, status("True", "Complete", **passed)), ("TabletBackup", "one", {})]
+        )
+        condition = "stele_operator_backup_condition"
+        assert found(condition) == {("TabletBackupSchedule", "nightly", "Complete", "Ready"): 1}
+        assert found("stele_operator_last_backup_timestamp_seconds") == {("nightly",): 1_767_225_600}
+        assert found("stele_operator_last_drill_timestamp_seconds") == {("nightly",): 1_767_312_000}
+        metrics.backups("backed-up", [(*nightly, status("False", "BackupFailed"))])
+        assert found(condition) == {("TabletBackupSchedule", "nightly", "BackupFailed", "Ready"): 0}
+        assert not found("stele_operator_last_drill_timestamp_seconds")
+    finally:
+        metrics.backups("backed-up", ())
+    assert not found(condition)
