@@ -93,11 +93,7 @@ final class SteleScan implements Scan, Batch, SupportsReportStatistics {
 
   @Override
   public InputPartition[] planInputPartitions() {
-    var tablets = plan().tablets();
-    if (counted && tablets.isEmpty()) { // Spark adds counts up; the sum of none would be null
-      return new InputPartition[] {new Partition(null)};
-    }
-    return tablets.stream().map(Partition::new).toArray(InputPartition[]::new);
+    return plan().tablets().stream().map(Partition::new).toArray(InputPartition[]::new);
   }
 
   @Override
@@ -122,14 +118,12 @@ final class SteleScan implements Scan, Batch, SupportsReportStatistics {
     };
   }
 
-  /** A tablet, or a part of it; null: none can hold a wanted row. */
+  /** A tablet, or a part of it. */
   private record Partition(Cluster.TabletPlace place) implements InputPartition {
     /** Hosts where a replica is; Spark runs the task there if it has an executor there. */
     @Override
     public String[] preferredLocations() {
-      return place == null
-          ? new String[0]
-          : place.replicas().stream().map(Cluster.Replica::host).toArray(String[]::new);
+      return place.replicas().stream().map(Cluster.Replica::host).toArray(String[]::new);
     }
   }
 
@@ -154,9 +148,6 @@ final class SteleScan implements Scan, Batch, SupportsReportStatistics {
 
     private TabletScan scan(InputPartition partition) {
       var place = ((Partition) partition).place();
-      if (place == null) {
-        return null;
-      }
       return new TabletScan(mayBeOld ? place.ofAnyReplica() : place, Near.here(zone), new Located(cluster, command));
     }
   }
@@ -250,10 +241,8 @@ final class SteleScan implements Scan, Batch, SupportsReportStatistics {
     @Override
     public InternalRow get() {
       long rows = 0;
-      if (scan != null) {
-        for (var root = scan.next(); root != null; root = scan.next()) {
-          rows += root.getRowCount();
-        }
+      for (var root = scan.next(); root != null; root = scan.next()) {
+        rows += root.getRowCount();
       }
       done = true;
       return new GenericInternalRow(new Object[] {rows});
@@ -261,9 +250,7 @@ final class SteleScan implements Scan, Batch, SupportsReportStatistics {
 
     @Override
     public void close() {
-      if (scan != null) {
-        scan.close();
-      }
+      scan.close();
     }
   }
 }
