@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 import time
 from pathlib import Path
 
@@ -11,10 +13,11 @@ from stele import backup
 from stele.backup.claim import Claim
 from stele.backup.finding import State, choose
 from stele.backup.folder import Folder
-from stele.backup.manifest import MANIFEST
+from stele.backup.increments import newest_of
+from stele.backup.manifest import MANIFEST, Base
 from stele.backup.unfinished import remove
 from stele.model.clock import from_physical_us
-from stele.model.errors import Code, Rejected, Retryable
+from stele.model.errors import Code, Corrupt, Rejected, Retryable
 from tests.backup.tables import made_by_hand
 
 DAY_US = 86_400 * 1_000_000
@@ -70,6 +73,49 @@ def test_a_backup_is_removed_by_the_first_digits_of_its_id(tmp_path: Path) -> No
     with pytest.raises(Rejected, match=f"NOT_FOUND: no backup begins with 30; there are {new}, {old}"):
         backup.remove(tmp_path, "30")
     assert backup.remove(tmp_path, old[:8]) == [old] and there(tmp_path) == [new]
+
+
+def chained(folder: Path, *days: float) -> list[str]:
+    """The ids of a full backup and of incremental ones, each built on the one before."""
+    found = [made_by_hand(folder, rows=200, snapshot=days_ago(days[0]))]
+    for each in days[1:]:
+        made = made_by_hand(folder, rows=200, snapshot=days_ago(each))
+        base = Base(found[-1].backup_id, found[-1].digest)
+        found.append(dataclasses.replace(made, base=base))
+        Folder.at(folder).put(f"{made.backup_id}/{MANIFEST}", found[-1].sealed())
+    return [manifest.backup_id for manifest in found]
+
+
+@pytest.mark.parametrize("how", ["damaged", "missing", "another"])
+def test_what_a_broken_chain_leaves_is_not_taken_for_a_backup(tmp_path: Path, how: str) -> None:
+    """Pruning removed the last backup that could be restored, and the next incremental one was built on the broken chain."""
+    full, middle, last, newest = chained(tmp_path, 4, 3, 2, 1)
+    if how == "damaged":
+        (tmp_path / middle / MANIFEST).write_text("{")
+    elif how == "missing":
+        shutil.rmtree(tmp_path / middle)
+    else:
+        other = dataclasses.replace(backup.list_backups(tmp_path)[2].manifest, key="another")
+        Folder.at(tmp_path).put(f"{middle}/{MANIFEST}", other.sealed())
+    found = {b.backup_id: b for b in backup.list_backups(tmp_path)}
+    whole = [full, middle] if how == "another" else [full]
+    broken = [last, newest]
+    assert [b for b in (full, middle) if b in found and found[b].state is State.COMPLETE] == whole
+    assert [found[b].state for b in broken] == [State.BROKEN, State.BROKEN]
+    assert f"backup {last} builds on {middle}, which is" in found[newest].fault
+    with pytest.raises(Corrupt, match=f"backup {last} builds on {middle}"):
+        choose(Folder.at(tmp_path), None)
+    assert choose(Folder.at(tmp_path), full).backup_id == full
+    manifest = found[full].manifest
+    assert manifest is not None
+    place, tables = Folder.at(tmp_path), {t.table_id for t in manifest.tables}
+    base = newest_of(place, tables, manifest.cluster_id)
+    assert base is not None and base.backup_id == whole[-1]
+    kept = backup.prune(tmp_path, keep=1, keep_days=0.1).kept
+    assert {full, last, newest} <= {b.backup_id for b in kept}
+    with pytest.raises(Rejected, match=f"builds on {last}"):
+        backup.remove(tmp_path, last)
+    assert backup.remove(tmp_path, newest) == [newest]
 
 
 def test_an_older_one_with_the_table_is_named(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
-"""The backups of a folder: complete, unfinished, damaged, or remains of pruned ones. Reads, and changes nothing.
+"""The backups of a folder: complete, broken, unfinished, damaged, or remains of pruned ones. Reads, and changes nothing.
 
-Invariant: a backup is complete if and only if its manifest is whole. One damaged backup hides no other.
+Invariants: a backup is complete if and only if its manifest is whole, and so are those of all that it builds on. One damaged
+backup hides no other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 
@@ -17,9 +18,10 @@ from stele.model.errors import Code, Corrupt, Rejected, SteleError
 
 
 class State(Enum):
-    """What a backup's folder is. UNKNOWN: a later release wrote it."""
+    """What a backup's folder is. BROKEN: it is whole, but not all that it builds on. UNKNOWN: a later release wrote it."""
 
     COMPLETE = "complete"
+    BROKEN = "broken"
     UNFINISHED = "unfinished"
     DAMAGED = "damaged"
     UNKNOWN = "unknown"
@@ -30,7 +32,7 @@ class State(Enum):
 class Backup:
     """One backup in a folder. `manifest`: what it holds; of an unfinished one, what it will hold, without files.
 
-    `fault`: why it is damaged or unknown."""
+    `fault`: why it is damaged, broken or unknown."""
 
     backup_id: str
     state: State
@@ -50,7 +52,38 @@ def find_backups(folder: Folder) -> list[Backup]:
     if MANIFEST in names or PLAN in names:
         raise Rejected(f"{folder.shown} is one backup; give the folder above it, which holds all of them")
     found = [_look(folder, name) for name in names if BACKUP_ID.fullmatch(name)]
-    return sorted(found, key=_moment, reverse=True)
+    return _chained(folder, sorted(found, key=_moment))[::-1]
+
+
+def _chained(folder: Folder, backups: list[Backup]) -> list[Backup]:
+    """The backups, the oldest first, where those are BROKEN that build on what is not complete."""
+    judged: dict[str, Backup] = {}
+    for backup in backups:
+        fault = _why_broken(folder, backup, judged) if backup.state is State.COMPLETE else ""
+        judged[backup.backup_id] = replace(backup, state=State.BROKEN, fault=fault) if fault else backup
+    return list(judged.values())
+
+
+def _why_broken(folder: Folder, backup: Backup, older: Mapping[str, Backup]) -> str:
+    """Why a backup that is whole cannot be restored; "" if it can. A base is older than what builds on it."""
+    base = backup.manifest.base if backup.manifest is not None else None
+    if base is None:
+        return ""
+    found = older.get(base.backup_id)
+    if found is not None and found.state is State.BROKEN:
+        return found.fault
+    if found is None or found.state is State.REMAINS:
+        why = f"is not in {folder.shown}"
+    elif found.state is not State.COMPLETE or found.manifest is None:
+        why = f"is {found.state.value}{f' ({found.fault})' if found.fault else ''}"
+    elif found.manifest.digest != base.sha256:
+        why = "is not the one that it was built on"
+    else:
+        return ""
+    return (
+        f"backup {backup.backup_id} builds on {base.backup_id}, which {why}; restore an earlier backup by its id, "
+        "and make a full one"
+    )
 
 
 def _moment(backup: Backup) -> tuple[str, int, str]:
@@ -129,6 +162,8 @@ def choose(folder: Folder, called: str | None, tables: Collection[str] = ()) -> 
     (backup,) = chosen
     if backup.state is State.UNKNOWN:
         raise Rejected(backup.fault, code=Code.UNSUPPORTED_VERSION)
+    if backup.state is State.BROKEN:
+        raise Corrupt(backup.fault)
     if backup.state is State.DAMAGED:
         raise Corrupt(f"{backup.fault}; name another backup by its id")
     if backup.state is not State.COMPLETE or backup.manifest is None:

@@ -48,7 +48,8 @@ async def prune_async(
     The newest backup of each table stays, by the table's name, and what an incremental backup that stays builds on.
     `on_note` is called for each that stays only because a table has no newer one.
 
-    Unfinished backups go once a complete one is newer; remains go at once. Damaged ones stay, as do those of later releases.
+    Unfinished backups go once a complete one is newer; remains go at once. Damaged ones stay, as do broken ones with
+    what is left of their chain, and those of later releases.
 
     Raises:
         Rejected: none of the three is given; CHANGE_IN_PROGRESS: another process writes to the folder.
@@ -112,7 +113,8 @@ def _chosen(backups: list[Backup], keep: int, since: datetime, full: int, note: 
     order = [b.backup_id for b in backups]
     newer = set(order[: order.index(complete[0].backup_id)] if complete else order)
     by_id = {b.backup_id: b for b in backups}
-    left = [*staying, *newer]
+    broken = [b.backup_id for b in backups if b.state is State.BROKEN]
+    left = [*staying, *newer, *broken]
     while left:
         found = by_id.get(left.pop())
         base = found.manifest.base if found is not None and found.manifest is not None else None
@@ -128,7 +130,7 @@ def _chosen(backups: list[Backup], keep: int, since: datetime, full: int, note: 
                 return backup.backup_id not in newer
             case State.REMAINS:
                 return True
-            case State.DAMAGED | State.UNKNOWN:
+            case State.DAMAGED | State.BROKEN | State.UNKNOWN:
                 return False
 
     return Pruned([b for b in backups if goes(b)], [b for b in backups if not goes(b)])

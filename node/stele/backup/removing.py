@@ -62,7 +62,8 @@ def _going(backups: Sequence[Backup], called: str, key: str) -> list[Backup]:
     ids = {b.backup_id for b in going}
     for other in backups:
         base = other.manifest.base if other.manifest is not None else None
-        if other.state is State.COMPLETE and other.backup_id not in ids and base and base.backup_id in ids:
+        whole = other.state in (State.COMPLETE, State.BROKEN)
+        if whole and other.backup_id not in ids and base and base.backup_id in ids:
             raise Rejected(
                 f"backup {other.backup_id} builds on {base.backup_id}; remove that one first, or keep this one",
                 code=Code.INVALID_ARGUMENT,
