@@ -1,4 +1,4 @@
-"""Every metric of a node, a master and the client library, declared once, each with a sentence.
+"""Every metric of a node and a master, declared once, each with a sentence.
 
 Imported by all code that counts; imports nothing of ours. Invariant: names begin with `stele_` and end in
 their unit.
@@ -164,8 +164,8 @@ replicas = Gauge(
 replicas_leading = Gauge("stele_replicas_leading", "Replicas on this node that lead.", registry=REGISTRY)
 leader_load = Gauge(
     "stele_leader_load",
-    "Load of the leaders here a second, a mean of some 30 s. Requests, keys read, 4 KiB of a request and 16 KiB of "
-    "a scan count 1 each.",
+    "Load of the leaders here a second, a mean of some 30 s. One unit is a request, a key read, 4 KiB of "
+    "request data or 16 KiB of scan data.",
     registry=REGISTRY,
 )
 replicas_resting = Gauge(

@@ -50,12 +50,13 @@ HEALS = Gauge(
 )
 CONDITION = Gauge(
     "stele_operator_condition",
-    "1 while a condition of the TabletCluster is True, else 0, with its reason.",
+    "1 while a condition of the TabletCluster is True, else 0, with its reason. A condition that is Unknown also gives 0; "
+    "use `reason`.",
     [*_CLUSTER, "type", "reason"],
 )
 STALLED = Gauge("stele_operator_stalled", "1 while something waits for a human.", _CLUSTER)
 WATCH_LAG_SECONDS = Gauge(
-    "stele_operator_watch_lag_seconds", "Age of the oldest change that a list showed and the watch did not."
+    "stele_operator_watch_lag_seconds", "Age of the oldest change that a list has shown but the watch has not delivered."
 )
 REFUSED = Gauge(
     "stele_operator_namespace_refused",

@@ -126,7 +126,7 @@ def test_faults_are_made_on_demand(tmp_path: Path) -> None:
 
 def test_without_its_library_hdfs_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "hdfs_native.fsspec", None)
-    with pytest.raises(Rejected, match=r"pip install 'stele-store\[hdfs\]'"):
+    with pytest.raises(Rejected, match=r"pip install '\.\[hdfs\]'"):
         Folder.at("hdfs://namenode:8020/b")
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import yaml
@@ -17,7 +18,7 @@ from stele import metrics as of_processes
 from stele.driver import steps
 from stele.rpc.http import metrics_route
 from stele_operator import metrics as of_operator
-from stele_operator.plan import actions
+from stele_operator.plan import actions, naming
 from tests.docs.blocks import ROOT, blocks
 
 DOCUMENT = ROOT / "docs" / "metrics.md"
@@ -147,9 +148,14 @@ def test_each_reason_is_told_and_no_other() -> None:
     assert sorted(told - reasons()) == []
 
 
+def parts_in_yaml() -> dict[str, Any]:
+    """What may be copied from the page into Prometheus, by its first key."""
+    parts = [yaml.safe_load(block.code) for block in blocks("docs/metrics.md", language="yaml", heading="")]
+    return {key: value for part in parts for key, value in part.items()}
+
+
 def test_the_rules_of_alarms_ask_for_what_there_is() -> None:
-    (block,) = blocks("docs/metrics.md", language="yaml", heading="")
-    (group,) = yaml.safe_load(block.code)["groups"]
+    (group,) = parts_in_yaml()["groups"]
     lines = metric_lines()
     for rule in group["rules"]:
         series = SERIES.findall(rule["expr"])
@@ -159,6 +165,24 @@ def test_the_rules_of_alarms_ask_for_what_there_is() -> None:
         for label, value in re.findall(r'(\w+)="(\w+)"', rule["expr"]):
             (line,) = (lines[name] for name in series)
             assert f"`{label}`" in line, rule
-            assert value in (CONDITIONS if label == "type" else line), rule
+            told = {"type": CONDITIONS, "reason": reasons()}.get(label, line)
+            assert value in told, rule
         assert rule["for"] and rule["annotations"]["summary"]
     assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"])
+
+
+def test_the_job_of_prometheus_asks_for_labels_and_ports_that_pods_have() -> None:
+    (job,) = parts_in_yaml()["scrape_configs"]
+    asked = {name for rule in job["relabel_configs"] for name in rule["source_labels"]}
+    labels = (naming.LABEL_ROLE, naming.LABEL_CLUSTER, "app.kubernetes.io/name")
+    assert {f"__meta_kubernetes_pod_label_{re.sub(r'[./]', '_', label)}" for label in labels} <= asked
+    ports = {rule["regex"] for rule in job["relabel_configs"] if rule.get("replacement")}
+    assert ports == {"(master|node);http", "stele;metrics"}
+    assert (
+        '{"name": "http", "containerPort": naming.PORT_HTTP}' in (OPERATOR / "plan/manifests.py").read_text()
+    )
+    chart = ROOT / "charts" / "stele" / "templates"
+    assert (
+        "{name: metrics, containerPort: {{ .Values.metrics.port }}}"
+        in (chart / "deployment.yaml").read_text()
+    )

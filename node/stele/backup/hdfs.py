@@ -47,7 +47,9 @@ def connect(uri: str) -> tuple[pafs.FileSystem, str]:
     try:
         from hdfs_native.fsspec import HdfsFileSystem
     except ImportError as exc:
-        raise Rejected("HDFS needs the package hdfs-native; run: pip install 'stele-store[hdfs]'") from exc
+        raise Rejected(
+            "HDFS needs the package hdfs-native; in a checkout run: pip install '.[hdfs]'"
+        ) from exc
     parts = urlsplit(uri)
     if not parts.hostname:
         raise ValueError("it names no host")

@@ -15,7 +15,8 @@ OK, NO, REFUSED, DISK, BUG, TRY_AGAIN, INTERRUPTED = 0, 1, 2, 5, 70, 75, 130
 
 EXIT_CODES = {
     OK: "done",
-    NO: "the answer is no (ksck: not healthy; kv get: no such key; kv write: a condition does not hold; backup verify: a table differs)",
+    NO: "the answer is no (ksck: not healthy; kv get: no such key; kv write: a condition does not hold; "
+    "table verify, backup verify, backup drill, backup restore --verify: rows differ)",
     REFUSED: "refused: a wrong command line, an unknown table, a bad row",
     DISK: "corrupt",
     BUG: "a bug in Stele",
