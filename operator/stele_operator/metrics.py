@@ -56,7 +56,8 @@ CONDITION = Gauge(
 )
 STALLED = Gauge("stele_operator_stalled", "1 while something waits for a human.", _CLUSTER)
 WATCH_LAG_SECONDS = Gauge(
-    "stele_operator_watch_lag_seconds", "Age of the oldest change that a list has shown but the watch has not delivered."
+    "stele_operator_watch_lag_seconds",
+    "Age of the oldest change that a list has shown but the watch has not delivered.",
 )
 REFUSED = Gauge(
     "stele_operator_namespace_refused",
