@@ -79,3 +79,30 @@ def silent_nodes(cluster: Cluster) -> Iterator[Callable[[], None]]:
         resume()
         for node in cluster.nodes:
             asyncio.run(cluster.wait_ready(node))
+
+
+def test_a_table_that_was_made_again_is_another_one(engine: Any, processes: Cluster, masters: str) -> None:
+    """At the frame's snapshot it has no rows, and none were shown."""
+    spark = engine
+    with Client(processes.master_addresses) as client:
+        client.create_table("again", SCHEMA).put({"id": 1})
+        options = {"masters": masters, "table": "again"}
+        by_name, typed = (
+            spark.table("st.again"),
+            spark.read.format("stele").options(**options).schema("id long").load(),
+        )
+        reader = spark.read.format("stele").options(**options)
+        loaded, unread = reader.load(), reader.load()
+        frames = (loaded, by_name, typed)
+        assert [frame.count() for frame in frames] == [1, 1, 1]
+        client.delete_table("again")
+        client.create_table("again", SCHEMA).put({"id": 2})
+        for frame in (*frames, unread):
+            with pytest.raises(
+                Exception, match="again was deleted and created again since this frame was planned"
+            ):
+                frame.count()
+            with pytest.raises(Exception, match="deleted and created again"):
+                frame.where("id = 2").collect()
+        assert [row.id for row in reader.load().collect()] == [2]
+        assert [row.id for row in spark.table("st.again").collect()] == [2]

@@ -131,7 +131,7 @@ public final class SteleCatalog implements StagingTableCatalog {
       }
       var schema = Types.spark(plan.schema());
       var columns = withDefaults(schema, about.path("columns"));
-      return new SteleTable(options, schema, columns, partitioning.toArray(Transform[]::new), properties);
+      return new SteleTable(options, schema, about.path("table_id").asText(), columns, partitioning.toArray(Transform[]::new), properties);
     } catch (SteleException e) {
       if (e.code == SteleException.NOT_FOUND) {
         throw new NoSuchTableException(ident);

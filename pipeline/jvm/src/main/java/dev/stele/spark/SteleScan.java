@@ -28,6 +28,7 @@ import org.apache.spark.sql.vectorized.ColumnarBatch;
 final class SteleScan implements Scan, Batch, SupportsReportStatistics {
   private static final int ROW_OVERHEAD_BYTES = 8;
 
+  private final SteleTable table;
   private final Cluster cluster;
   private final ObjectNode command;
   private final StructType schema;
@@ -38,10 +39,11 @@ final class SteleScan implements Scan, Batch, SupportsReportStatistics {
   private Cluster.Plan plan;
 
   /**
-   * `columns`: the table's, by the names of `schema`. `zone`: where tasks run; "" if their environment says it. `mayBeOld`:
+   * `columns`: those of `table`, by the names of `schema`. `zone`: where tasks run; "" if their environment says it. `mayBeOld`:
    * followers are read before leaders.
    */
   SteleScan(
+      SteleTable table,
       Cluster cluster,
       ObjectNode command,
       StructType schema,
@@ -49,6 +51,7 @@ final class SteleScan implements Scan, Batch, SupportsReportStatistics {
       boolean counted,
       String zone,
       boolean mayBeOld) {
+    this.table = table;
     this.zone = zone;
     this.mayBeOld = mayBeOld;
     this.cluster = cluster;
@@ -83,7 +86,7 @@ final class SteleScan implements Scan, Batch, SupportsReportStatistics {
           var about = cluster.plan(Cluster.command(command.path("table").asText())).about();
           names.add(about.path("key").path(0).asText());
         }
-        plan = cluster.plan(command);
+        plan = table.same(cluster.plan(command));
       } catch (SteleException e) {
         throw SteleException.<RuntimeException>sneak(e.inDriver());
       }

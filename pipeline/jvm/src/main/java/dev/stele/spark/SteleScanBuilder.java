@@ -26,6 +26,7 @@ final class SteleScanBuilder
         SupportsPushDownAggregates {
   private static final int WHERE_CHARS_MAX = 32_000;
 
+  private final SteleTable table;
   private final Cluster cluster;
   private final ObjectNode command;
   private final Map<String, StructField> columns;
@@ -36,9 +37,15 @@ final class SteleScanBuilder
   private String where;
   private boolean counted;
 
-  /** `columns`: the table's, by the names of `schema`. The conditions of `options` are checked by the nodes. */
+  /** `columns`: those of `table`, by the names of `schema`. The conditions of `options` are checked by the nodes. */
   SteleScanBuilder(
-      Cluster cluster, ObjectNode command, StructType schema, Map<String, StructField> columns, Options options) {
+      SteleTable table,
+      Cluster cluster,
+      ObjectNode command,
+      StructType schema,
+      Map<String, StructField> columns,
+      Options options) {
+    this.table = table;
     this.cluster = cluster;
     this.command = command;
     this.schema = schema;
@@ -104,6 +111,6 @@ final class SteleScanBuilder
   @Override
   public Scan build() {
     command.put("where", where);
-    return new SteleScan(cluster, command, schema, columns, counted, zone, mayBeOld);
+    return new SteleScan(table, cluster, command, schema, columns, counted, zone, mayBeOld);
   }
 }

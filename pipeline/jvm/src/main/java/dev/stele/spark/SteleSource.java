@@ -27,6 +27,7 @@ public final class SteleSource implements TableProvider, DataSourceRegister, Str
 
   private StructType ofTable;
   private StructType found;
+  private String id = "";
   private PythonDataSourceV2 python;
 
   @Override
@@ -42,7 +43,9 @@ public final class SteleSource implements TableProvider, DataSourceRegister, Str
     try {
       var options = Options.parse(given);
       Options.ensureForRead(given);
-      ofTable = Types.spark(opened(options).schema());
+      var plan = opened(options);
+      ofTable = Types.spark(plan.schema());
+      id = plan.about().path("table_id").asText();
       found = Types.chosen(options.columns(), ofTable);
       return found;
     } catch (SteleException e) {
@@ -80,7 +83,9 @@ public final class SteleSource implements TableProvider, DataSourceRegister, Str
     if (isPython(properties)) {
       return python.getTable(schema, partitioning, properties);
     }
-    return new SteleTable(properties, schema, schema.equals(found) ? ofTable : null);
+    return schema.equals(found)
+        ? new SteleTable(properties, schema, ofTable, id)
+        : new SteleTable(properties, schema, null, "");
   }
 
   /** Of `readStream`: Spark asks for it before it opens the table. Without an option of streams it would find no stream. */

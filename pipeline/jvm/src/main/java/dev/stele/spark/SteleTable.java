@@ -35,13 +35,18 @@ class SteleTable implements SupportsRead, SupportsWrite {
   private final Transform[] partitioning;
   private final Map<String, String> properties;
   private StructType ofTable;
+  private String id;
   private long snapshot;
 
-  /** Of `load()`. `ofTable`: the table's own schema; null if it is not known yet, as `schema` is what the user gave. */
-  SteleTable(Map<String, String> raw, StructType schema, StructType ofTable) {
+  /**
+   * Of `load()`. `ofTable` and `id`: the table's own schema, and its id; null and "" if they are not known yet, as `schema` is what
+   * the user gave.
+   */
+  SteleTable(Map<String, String> raw, StructType schema, StructType ofTable, String id) {
     this.raw = Map.copyOf(raw);
     this.schema = schema;
     this.ofTable = ofTable;
+    this.id = id;
     columns = CatalogV2Util.structTypeToV2Columns(schema, false);
     partitioning = new Transform[0];
     properties = Map.of();
@@ -51,12 +56,14 @@ class SteleTable implements SupportsRead, SupportsWrite {
   SteleTable(
       Map<String, String> raw,
       StructType schema,
+      String id,
       Column[] columns,
       Transform[] partitioning,
       Map<String, String> properties) {
     this.raw = Map.copyOf(raw);
     this.schema = schema;
     this.ofTable = schema;
+    this.id = id;
     this.columns = columns;
     this.partitioning = partitioning;
     this.properties = properties;
@@ -71,7 +78,7 @@ class SteleTable implements SupportsRead, SupportsWrite {
     private final Runnable drop;
 
     Staged(SteleTable of, Runnable drop) {
-      super(of.raw, of.schema, of.columns, of.partitioning, of.properties);
+      super(of.raw, of.schema, of.id, of.columns, of.partitioning, of.properties);
       this.drop = drop;
     }
 
@@ -144,14 +151,28 @@ class SteleTable implements SupportsRead, SupportsWrite {
       var options = Options.parse(all);
       var cluster = new Cluster(options.masters());
       if (ofTable == null) {
-        ofTable = Types.spark(cluster.plan(Cluster.command(options.table())).schema());
+        ofTable = Types.spark(same(cluster.plan(Cluster.command(options.table()))).schema());
       }
       var columns = Types.fitted(schema, ofTable);
       options.ensureChosen(columns.values().stream().map(StructField::name).toList(), ofTable);
-      return new SteleScanBuilder(cluster, command(cluster, options), schema, columns, options);
+      return new SteleScanBuilder(this, cluster, command(cluster, options), schema, columns, options);
     } catch (SteleException e) {
       throw SteleException.<RuntimeException>sneak(e.inDriver());
     }
+  }
+
+  /** The plan, if it is of the table that was planned first. Another one of the same name has no rows at the frame's snapshot. */
+  synchronized Cluster.Plan same(Cluster.Plan plan) {
+    var found = plan.about().path("table_id").asText();
+    if (id.isEmpty()) {
+      id = found;
+    } else if (!id.equals(found)) {
+      throw new SteleException(
+          SteleException.NOT_FOUND,
+          "table " + new CaseInsensitiveStringMap(raw).getOrDefault("table", "")
+              + " was deleted and created again since this frame was planned; load() it again");
+    }
+    return plan;
   }
 
   private ObjectNode command(Cluster cluster, Options options) {
