@@ -213,7 +213,8 @@ class Writer(ds.DataSourceArrowWriter):
         by_op = ", ".join(f"{name} {count}" for name, count in rows.items() if count) or "no rows"
         refused = sum(m.refused for m in written)
         told = f"; refused {refused}, in {self._rejects.folder.shown}" if self._rejects and refused else ""
-        return f"stele: table {self._options.table}: written {by_op}{told}"
+        done = "written now or before" if self._options.job else "written"
+        return f"stele: table {self._options.table}: {done} {by_op}{told}"
 
     def abort(self, messages: list[ds.WriterCommitMessage | None]) -> None:
         """Written rows stay. The files of refused rows go."""

@@ -109,7 +109,7 @@ def test_pruning_asks_or_says_what_it_would_do(run: Run, tmp_path: Path) -> None
 
 WRONG = [
     (("create", "FOLDER"), REFUSED, "name the tables to back up, or give --all"),
-    (("create", "FOLDER", "t", "--all"), REFUSED, "name the tables to back up, or give --all"),
+    (("create", "FOLDER", "t", "--all"), REFUSED, "name tables or give --all, not both"),
     (("create", "FOLDER", "t", "--at", "noon"), REFUSED, "--at noon: expected a hybrid time or an ISO 8601"),
     (("create", "FOLDER", "t", "--parallel", "0"), REFUSED, "--parallel"),
     (("create", "FOLDER", "t", "--timeout", "1"), TRY_AGAIN, "127.0.0.1:1"),

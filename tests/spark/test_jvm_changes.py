@@ -106,3 +106,25 @@ def test_a_table_that_was_made_again_is_another_one(engine: Any, processes: Clus
                 frame.where("id = 2").collect()
         assert [row.id for row in reader.load().collect()] == [2]
         assert [row.id for row in spark.table("st.again").collect()] == [2]
+
+
+def test_what_cannot_be_read_is_told(engine: Any, processes: Cluster, masters: str) -> None:
+    with Client(processes.master_addresses) as client:
+        client.create_table("told", SCHEMA)
+    given = {"masters": masters, "table": "told"}
+    for options, said in (
+        ({**given, "snapshot": "2099-01-01T00:00:00Z"}, "it lies in the future"),
+        ({**given, "snapshot": "1969-01-01"}, "not before 1970"),
+        ({**given, "snapshot": "2030-01-01"}, "CLOCK_AHEAD"),
+        ({**given, "masters": "127.0.0.1:1"}, "127.0.0.1:1: it cannot be reached; check the address"),
+        ({**given, "masters": "127.0.0.1:99999"}, "'127.0.0.1:99999': expected HOST or HOST:PORT"),
+    ):
+        with pytest.raises(Exception, match=said) as told:
+            engine.read.format("stele").options(**options).load()
+        assert type(told.value).__name__ == "AnalysisException", said
+    engine.conf.set("spark.stele.reader", "jwm")
+    try:
+        with pytest.raises(Exception, match=r"spark\.stele\.reader is 'jwm': expected jvm or python"):
+            engine.read.format("stele").options(**given).load()
+    finally:
+        engine.conf.unset("spark.stele.reader")

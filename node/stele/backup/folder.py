@@ -105,7 +105,7 @@ class Folder:
         with self.errors(""):
             info = self.fs.get_file_info(self.root)
         if info.type is pafs.FileType.File:
-            raise Rejected(f"{self.shown} is a file; expected a folder for backups")
+            raise Rejected(f"{self.shown} is a file; expected a folder")
         return info.type is pafs.FileType.Directory or bool(self.entries(""))
 
     def size(self, name: str) -> int | None:
@@ -226,7 +226,7 @@ class Folder:
         if number in _NOT_ALLOWED:
             return Rejected(f"{where}: {why}", code=Code.PERMISSION_DENIED)
         if isinstance(exc, (NotADirectoryError, IsADirectoryError)):
-            return Rejected(f"{where}: {why}; expected a folder for backups")
+            return Rejected(f"{where}: {why}; expected a folder")
         if number == errno.EIO:
             return Corrupt(f"{where}: {why}", code=Code.IO_ERROR)
         if self.fs.type_name == "s3":

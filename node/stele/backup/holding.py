@@ -75,7 +75,8 @@ class HistoryHeld:
                 if exc.code is Code.CURSOR_LOST:
                     await release(self._tables, self._name)
                     raise Rejected(
-                        f"the rows of {utc(physical_us(self._snapshot))} are gone, or some of them: {exc.args[0]}",
+                        f"table {table.name} does not keep all rows of {utc(physical_us(self._snapshot))} any more. Back up a "
+                        "later moment, or the present; `stele table alter --history` keeps rows longer from now on",
                         code=Code.SNAPSHOT_TOO_OLD,
                     ) from exc
                 if exc.code not in (Code.UNSUPPORTED_VERSION, Code.TOO_LARGE):

@@ -117,7 +117,9 @@ def create(
     from stele.cli.progress import tablets_progress
 
     if every == bool(tables):
-        raise click.UsageError("name the tables to back up, or give --all")
+        raise click.UsageError(
+            "name tables or give --all, not both" if every else "name the tables to back up, or give --all"
+        )
     if full_if_needed and not incremental:
         raise click.UsageError("--full-if-needed needs --incremental")
     refuse_both(follow, as_json)

@@ -186,8 +186,8 @@ class Timestamps:
         wall = self._wall_us()
         if snapshot > from_physical_us(wall + self._error_max_us):
             raise Rejected(
-                f"{future_snapshot(snapshot, wall, f'the clock of node {self._node[:8]}')}; "
-                "if you gave no snapshot, your machine's clock is wrong; correct it",
+                f"{future_snapshot(snapshot, wall, f'the clock of node {self._node[:8]}')}. "
+                "If no snapshot was given, the clock of the caller's machine is wrong: correct it",
                 code=Code.CLOCK_AHEAD,
             )
         self._clock.observe(snapshot)

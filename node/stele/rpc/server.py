@@ -127,7 +127,7 @@ class Guard(grpc.aio.ServerInterceptor):
     def _unknown(self, method: str) -> Callable[[Any, Any], Awaitable[None]]:
         async def call(request_iterator: Any, context: Any) -> None:
             error = Rejected(
-                f"{method[:100]} is not served here; check the port: masters and nodes serve different requests",
+                f"{method[:100]} is not served here; if a Stele program asked, check the port: masters and nodes serve different requests",
                 code=Code.UNSUPPORTED_VERSION,
             )
             await self._refuse(context, "unknown", source_of(context.peer())[0], error)

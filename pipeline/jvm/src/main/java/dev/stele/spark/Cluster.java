@@ -184,6 +184,9 @@ record Cluster(List<String> masters) implements Serializable {
     try {
       port = bare ? DEFAULT_PORT : Integer.parseInt(address.substring(colon + 1));
     } catch (NumberFormatException e) {
+      port = -1;
+    }
+    if (port < 1 || port > 65_535) {
       throw new SteleException(SteleException.INVALID_ARGUMENT, "address '" + address + "': expected HOST or HOST:PORT");
     }
     return FlightClient.builder(allocator, Location.forGrpcInsecure(host, port))
@@ -245,6 +248,9 @@ record Cluster(List<String> masters) implements Serializable {
     }
     var description = status.description();
     var first = description == null ? status.code().toString() : description.lines().findFirst().orElse("");
+    if (first.equals("io exception")) { // all that netty says where nobody listens
+      first = "it cannot be reached; check the address";
+    }
     return new SteleException(
         status.code() == FlightStatusCode.TIMED_OUT
             ? SteleException.TIMED_OUT

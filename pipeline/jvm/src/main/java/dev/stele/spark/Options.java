@@ -100,7 +100,9 @@ record Options(
     var text = given.getOrDefault("snapshot", "0");
     try {
       snapshot = hybridTime(text);
-    } catch (DateTimeParseException | ArithmeticException | NumberFormatException e) {
+    } catch (ArithmeticException e) {
+      faults.add("\"snapshot\" is '" + text + "': " + e.getMessage());
+    } catch (DateTimeParseException | NumberFormatException e) {
       faults.add("\"snapshot\" is '" + text + "': expected a hybrid time or an ISO 8601 time");
     }
     long maxStalenessMs = stalenessMs(given.get("maxstaleness"), faults);
@@ -176,6 +178,8 @@ record Options(
     return Arrays.stream(text.split(",")).map(String::trim).filter(part -> !part.isEmpty()).toList();
   }
 
+  private static final long HYBRID_SECONDS_MAX = (1L << 51) / 1_000_000; // in 2041; then the counter's bits and the sign follow
+
   private static long hybridTime(String text) {
     if (!text.isEmpty() && text.chars().allMatch(c -> c >= '0' && c <= '9')) {
       return Long.parseLong(text);
@@ -194,7 +198,10 @@ record Options(
   /** Microseconds since 1970, and 12 bits of a counter, the hybrid time of stele.model.clock. */
   static long hybridTime(Instant moment) {
     if (moment.getEpochSecond() < 0 || moment.getNano() % 1_000 != 0) {
-      throw new ArithmeticException("before 1970, or finer than a microsecond");
+      throw new ArithmeticException("expected a hybrid time or an ISO 8601 time, not before 1970 and not finer than a microsecond");
+    }
+    if (moment.getEpochSecond() >= HYBRID_SECONDS_MAX) {
+      throw new ArithmeticException("it lies in the future");
     }
     long micros = Math.addExact(Math.multiplyExact(moment.getEpochSecond(), 1_000_000L), moment.getNano() / 1_000);
     return Math.multiplyExact(micros, 1L << 12);

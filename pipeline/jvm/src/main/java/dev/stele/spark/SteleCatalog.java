@@ -242,7 +242,8 @@ public final class SteleCatalog implements StagingTableCatalog {
       }
     }
     if (!properties.containsKey("primary_key")) {
-      throw SteleException.refused(what + "name the key: TBLPROPERTIES ('primary_key'='id, ...')");
+      throw SteleException.refused(what + "name the key: TBLPROPERTIES ('primary_key'='id, ...'), or "
+          + "writeTo(...).tableProperty(\"primary_key\", \"id, ...\"); saveAsTable can not");
     }
     var provider = properties.getOrDefault(TableCatalog.PROP_PROVIDER, SteleSource.NAME);
     if (!provider.equalsIgnoreCase(SteleSource.NAME)) {
@@ -315,7 +316,7 @@ public final class SteleCatalog implements StagingTableCatalog {
   @Override
   public void renameTable(Identifier from, Identifier to) throws NoSuchTableException, TableAlreadyExistsException {
     if (to.namespace().length > 0) {
-      throw SteleException.refused("ALTER TABLE " + from.name() + " RENAME TO " + to + ": there are no namespaces");
+      throw SteleException.refused("ALTER TABLE " + from.name() + " RENAME TO " + to + ": leave out the catalog's name: RENAME TO " + to.name());
     }
     try {
       alter(from, plan -> Cluster.command(from.name()).put("rename_to", to.name()));

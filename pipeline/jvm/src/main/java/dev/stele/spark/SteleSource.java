@@ -111,8 +111,11 @@ public final class SteleSource implements TableProvider, DataSourceRegister, Str
   }
 
   private boolean isPython(Map<String, String> given) {
-    var chosen = SQLConf.get().getConfString(READER, "jvm").equals("python");
-    if (python == null && (chosen || Options.isStream(given))) {
+    var reader = SQLConf.get().getConfString(READER, "jvm");
+    if (!reader.equals("jvm") && !reader.equals("python")) {
+      throw SteleException.refused(READER + " is '" + reader + "': expected jvm or python");
+    }
+    if (python == null && (reader.equals("python") || Options.isStream(given))) {
       python = new PythonDataSourceV2();
       python.setShortName(NAME);
     }
