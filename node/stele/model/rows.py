@@ -273,11 +273,13 @@ def missing_fault(block: Block, schema: Schema) -> str:
 
 def _missing(block: Block, schema: Schema) -> tuple[list[Column], npt.NDArray[np.bool_]]:
     """The required columns that a block lacks, and which of its rows must have them."""
+    if block.row_ops is None and block.op not in INSERTS:
+        return [], np.zeros(block.rows, bool)
     present = set(block.column_ids)
     lacking = [c for c in schema.columns if c.id not in present and not c.nullable and c.default is None]
     if block.row_ops is not None:
         return lacking, block.row_ops <= RowOp.UPSERT
-    return lacking, np.full(block.rows, block.op in INSERTS)
+    return lacking, np.ones(block.rows, bool)
 
 
 def _missing_columns(block: Block, schema: Schema, faults: _Faults) -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from stele.model import keys as key_bytes
 from stele.model.block import DELETES, Block, RowOp, decode_block
+from stele.model.column import Column
 from stele.model.errors import Code, Rejected
 from stele.model.rows import missing_fault
 from stele.model.schema import Schema
@@ -109,20 +110,21 @@ def all_unchecked(op: RowOp | None, ops: npt.NDArray[np.uint8] | None) -> bool:
 
 def _lacking_bits(block: Block, schema: Schema) -> int:
     """Bits per row that the missing columns take once they are filled in."""
-    given = set(block.column_ids)
-    bits = 0
-    for column in schema.columns:
-        if int(column.id) in given:
-            continue
-        bits += 1  # the validity bit
-        if not (pa.types.is_string(column.arrow) or pa.types.is_binary(column.arrow)):
-            bits += column.arrow.bit_width
-            continue
-        bits += 32
-        if column.default is not None and block.op not in DELETES:
-            value = column.default_scalar()
-            bits += 8 * value.as_buffer().size if value.is_valid else 0
-    return bits
+    name = "bits in deletes" if block.op in DELETES else "bits"
+    if name not in schema.derived:
+        schema.derived[name] = {
+            int(c.id): _filled_bits(c, deletes=block.op in DELETES) for c in schema.columns
+        }
+    bits: dict[int, int] = schema.derived[name]
+    return sum(bits.values()) - sum(bits[column_id] for column_id in block.column_ids)
+
+
+def _filled_bits(column: Column, *, deletes: bool) -> int:
+    """Bits of the value that fills the column in, and the validity bit."""
+    if not (pa.types.is_string(column.arrow) or pa.types.is_binary(column.arrow)):
+        return 1 + int(column.arrow.bit_width)
+    value = column.default_scalar() if column.default is not None and not deletes else None
+    return 33 + (8 * int(value.as_buffer().size) if value is not None and value.is_valid else 0)
 
 
 def complete(block: Block, schema: Schema) -> pa.RecordBatch:
