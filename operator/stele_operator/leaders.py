@@ -39,7 +39,7 @@ class LeaderMoves:
         return news
 
     def over(self, names: Mapping[str, str], now_s: float) -> list[News]:
-        """The news when no leader moves any more."""
+        """The LeadersMoved event once no leader is moving; otherwise empty."""
         if self._began_s is None:
             return []
         took_s, count = max(0.0, now_s - self._began_s), sum(self._moved.values())

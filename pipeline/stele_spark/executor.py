@@ -27,7 +27,9 @@ def command(java_home: Path, jars: Path, given: Mapping[str, str]) -> list[str]:
     """What is run. `given`: the variables that Spark has set. Raises ValueError if some are missing."""
     needed = ["SPARK_EXECUTOR_MEMORY", *_WORDS.values()]
     if missing := [name for name in needed if not given.get(name)]:
-        raise ValueError(f"{', '.join(missing)}: missing; Spark sets these in the pods of its executors")
+        raise ValueError(
+            f"not set in the environment: {', '.join(missing)}; run this only in a pod that Spark starts"
+        )
     numbers = sorted(int(name.removeprefix(_OPTION)) for name in given if name.startswith(_OPTION))
     memory = given["SPARK_EXECUTOR_MEMORY"]
     return [

@@ -89,7 +89,7 @@ class _Save:
     done: set[int] = field(default_factory=set)
 
     def line(self, now_s: float, tasks: int) -> str:
-        """A part that was tried twice counts once."""
+        """The progress line: rows, rows per second, tasks done. Of repeated attempts, the largest count is used."""
         rows = sum(max(attempts.values()) for attempts in self.rows.values())
         speed = rows / max(now_s - self.begun_s, 0.001)
         return f"stele: table {printable(self.table)}: {rows:,} rows, {speed:,.0f} rows/s, {len(self.done)} of {tasks} tasks"

@@ -176,7 +176,7 @@ class _Ended:
 
 
 class _Union(AccumulatorParam[Any]):
-    """What tasks have ended with, by the numbers of their jobs. Spark adds what one attempt of each task says."""
+    """A Spark accumulator: task results by job number, counted once per task."""
 
     def zero(self, value: dict[int, _Ended]) -> dict[int, _Ended]:
         return {}

@@ -122,7 +122,7 @@ async def test_a_witness_begins_where_the_slowest_voter_is_and_not_before_all_ha
         voters = {t: [m.peer.node_id for m in situations[t].data_voters] for t in situations}
         nodes.silent = {(voters[first][1], first)}
         await starts.look(pool, view, steps, situations)
-        with pytest.raises(Retryable, match="knows no committed entry yet"):
+        with pytest.raises(Retryable, match="does not know a committed entry yet"):
             starts.of(first)
         for tablet_id in (second, third, *others):
             assert starts.of(tablet_id) == OpId(1, min(int(n, 16) for n in voters[tablet_id]))

@@ -252,7 +252,7 @@ def test_sums_of_key_spaces_count_at_the_highest_common_index_alone() -> None:
     assert at_one_moment(mine, its, 11) == (5, (2, 2), (2, 7))
     assert at_one_moment(answer(), answer(), 11) == (11, (1, 2), (1, 2))
     for other in (answer(), answer((4, 1, 1))):
-        with pytest.raises(Retryable, match="no sum of the same log index"):
+        with pytest.raises(Retryable, match="no checksum at a common log index"):
             at_one_moment(mine, other, 11)
 
 

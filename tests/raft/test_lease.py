@@ -311,5 +311,5 @@ def test_a_single_voter_leads_alone_at_any_time() -> None:
 
 
 def test_a_lease_that_no_disk_knows_is_refused() -> None:
-    with pytest.raises(Rejected, match="durably marked"):
+    with pytest.raises(Rejected, match="store the longer promise"):
         RaftOptions(lease_ms=300, promised_ms=200)

@@ -235,18 +235,30 @@ def test_a_part_of_bounds_is_small(tmp_path: Path) -> None:
 
 MADE_UP: list[tuple[str, Callable[[bytes], bytes], str]] = [
     ("nothing", lambda d: b"", "requires a buffer"),
-    ("a column too many", lambda d: struct.pack("<II", 2**32 - 1, 2) + d[8:], "columns in 2 groups"),
-    ("a group too many", lambda d: struct.pack("<II", 1, 3) + d[8:], "1 columns in 3 groups"),
+    (
+        "a column too many",
+        lambda d: struct.pack("<II", 2**32 - 1, 2) + d[8:],
+        "2 groups and 4294967295 columns stated",
+    ),
+    (
+        "a group too many",
+        lambda d: struct.pack("<II", 1, 3) + d[8:],
+        "3 groups and 1 columns stated, the file has 2",
+    ),
     (
         "a block that is longer",
         lambda d: d[:12] + struct.pack("<I", 99) + d[16:],
-        "bounds of 99 bytes end after",
+        "99 bytes are needed, ",
     ),
-    ("a block that is shorter", lambda d: d[:12] + struct.pack("<I", 5) + d[16:], "2 groups in 5 bytes"),
-    ("cut off", lambda d: d[:-1], "end after their part"),
+    (
+        "a block that is shorter",
+        lambda d: d[:12] + struct.pack("<I", 5) + d[16:],
+        "12 bytes are needed, 5 are there",
+    ),
+    ("cut off", lambda d: d[:-1], "bytes are needed, "),
     ("more nulls than rows", lambda d: d[:16] + struct.pack("<I", 4) + d[20:], "more nulls"),
-    ("a bound of seven bytes", lambda d: d[:24] + b"\7" + d[25:], "bounds have 7 to 8 bytes"),
-    ("a bound too few", lambda d: d[:24] + b"\xff" + d[25:], "bounds of 24 bytes in 32 bytes"),
+    ("a bound of seven bytes", lambda d: d[:24] + b"\7" + d[25:], "they have 7 to 8 bytes"),
+    ("a bound too few", lambda d: d[:24] + b"\xff" + d[25:], "24 bytes are stated, 32 are there"),
 ]
 
 
@@ -267,7 +279,7 @@ def test_what_is_made_up_is_one_clear_error(change: Callable[[bytes], bytes], to
 def test_a_long_bound_of_text_is_refused() -> None:
     column = schema_with(pa.string()).by_name["x"]
     raw = struct.pack("<IIIII", 1, 1, 1, 6 + 2 * 33, 0) + bytes([33, 33]) + b"a" * 66
-    with pytest.raises(ValueError, match="bounds have 33"):
+    with pytest.raises(ValueError, match="they have 33"):
         read(np.frombuffer(raw, np.uint8), column, [1])
 
 
@@ -309,6 +321,7 @@ def test_made_up_bounds_are_damage_of_their_file(tmp_path: Path) -> None:
     file = ColumnFile(file.path)
     file.verify()
     with pytest.raises(
-        Corrupt, match=r"rows-00000001: its bounds of column 1 are none: 2 columns in 2 groups"
+        Corrupt,
+        match=r"rows-00000001: its bounds of column 1 are none: group bounds: 2 groups and 2 columns stated",
     ):
         file.bounds(schema.by_name["x"])

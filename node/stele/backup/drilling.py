@@ -27,8 +27,9 @@ _NAME_CHARS = 160
 
 @dataclass(frozen=True, slots=True)
 class Drilled:
-    """What a drill found. `rows`: that were restored. `report`: the comparison; a drill passed if it has no faults and no
-    differences. Seconds: of the restore, and of the comparison."""
+    """Result of a drill. `rows`: rows restored. `report`: the comparison; no faults and no differences means passed.
+
+    `restore_s`, `compare_s`: how long each took."""
 
     manifest: Manifest
     rows: int

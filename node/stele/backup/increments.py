@@ -69,8 +69,7 @@ async def move_hold(
 ) -> None:
     """Hold the history since a complete backup for `for_s` more seconds. Call it while another hold still keeps that history.
 
-    If it fails, the backup itself is still good, and `note` is told. The next backup reads a range that was added meanwhile
-    as a whole."""
+    If it fails, the backup stays valid and `note` is called. Ranges added before the next backup are then read whole."""
     read = {table.table_id: [tablet.tablet_id for tablet in table.tablets] for table in made.tables}
     for table in tables:
         try:

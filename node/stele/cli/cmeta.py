@@ -39,8 +39,8 @@ def rewrite(data_dir: Path, tablet: str, accepted: bool, as_json: bool) -> None:
 
     This recovers the catalog: run it on the volume of one master, and start that master. Without
     --accept-data-loss it only shows what the volume holds. Compare all volumes that are left, and choose the
-    one whose log ends last. Rewrite one volume only: of two, one is given up later. Rows that only the lost
-    volumes had are lost. Lost volumes that return later are refused. Stop the process first.
+    one whose log ends last. Rewrite one volume only: if two are rewritten, the masters later discard one. Rows
+    that only the lost volumes had are lost. Lost volumes that return later are refused. Stop the process first.
 
     For a table's tablet use `stele tablet recover`, as long as a master leads.
 

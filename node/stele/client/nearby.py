@@ -160,5 +160,5 @@ class NearTablet:
 
 
 def aged(row: dict[str, Any] | None, answer: NearAnswer | None) -> AgedRow:
-    """A row with its age. A key of no tablet has none, and that is always true."""
+    """Pair a row with its age. A key outside all ranges has no row, at age 0."""
     return AgedRow(row, 0.0, "") if answer is None else AgedRow(row, answer.age_s, answer.node_id)

@@ -44,7 +44,7 @@ def reshaped(block: bytes, made_with: Schema, newest: Schema) -> bytes:
 
 
 def _is_default(values: pa.Array, column: Column) -> bool:
-    """Whether all values are what a write stores in a row without the column: the default, else null."""
+    """Whether every value equals the column's default, or null if it has none."""
     if values.null_count == len(values):
         return column.default is None
     if values.null_count or column.default is None:

@@ -28,7 +28,7 @@ class Applier:
     """Applies the entries of one replica.
 
     `applied` is called with each entry and its outcome, `failed` with the error that ends applying.
-    `in_thread` runs blocking work. Nothing is applied before `attach` or `catch_up`, which bring the machine.
+    `in_thread` runs blocking work. Nothing is applied before `attach` or `catch_up`, which supply the state machine.
     """
 
     def __init__(

@@ -313,7 +313,7 @@ class TabletCopy:
             try:
                 if machine.flushed != session.checkpoint:
                     raise Corrupt(
-                        f"the files hold {machine.flushed}, but their source says {session.checkpoint}"
+                        f"the copied files end at {machine.flushed}, but the source announced {session.checkpoint}; copy the replica anew"
                     )
                 machine.verify(going_on, compared)
             finally:

@@ -71,9 +71,9 @@ class Following:
         return None if node_id is None else (node_id, leader, term)
 
     async def fresh(self, since_us: int, *, at_once: bool) -> int:
-        """Return once all that was acknowledged before `since_us` is applied here, by the node's steady clock.
+        """Wait until this replica has applied every write acknowledged before `since_us`, by the node's steady clock.
 
-        Returns a later time, or the same, for which this holds, too. `at_once`: all that was acknowledged before this call.
+        Return the latest time for which that holds. `at_once`: every write acknowledged before this call.
 
         Raises: Retryable: SNAPSHOT_NOT_READY: the leader does not answer, or there is none. NOT_LEADER: this replica ends.
         """

@@ -100,7 +100,7 @@ class Follower(Protocol):
 
     @property
     def standing(self) -> HostedReplica:
-        """Its identity."""
+        """Which replica this is: its node, tablet and replica id."""
 
     def leader_to_ask(self) -> tuple[NodeId, ReplicaId, int] | None:
         """(node, leader, term), if it follows a leader now. The question says that it does."""

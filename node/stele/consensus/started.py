@@ -132,7 +132,7 @@ class StartedReplica:
     # --- EffectSink
 
     def send(self, to: ReplicaId, message: Message) -> None:
-        """A message may leave now."""
+        """Send a Raft message; whatever it depended on is durable."""
         node_id = self.members.node_of.get(to)
         if node_id is not None:
             self._host.send(self._standing, node_id, to, message)

@@ -46,7 +46,7 @@ class Beginning:
         self._reserved = reserved
 
     def begin(self, s: Situation) -> Step | None:
-        """A good voter is missing: record the intent to create one."""
+        """If the tablet lacks a voter, return the step that records the intent to add one."""
         if s.needed <= 0 or s.intent is not None:
             return None
         if waits := waits_for_parked(s):

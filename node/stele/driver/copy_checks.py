@@ -362,6 +362,8 @@ def at_one_moment(
     first, second = ({s.index: (s.rows, s.checksum) for s in answer.sums} for answer in (mine, its))
     common = first.keys() & second.keys()
     if not common:
-        raise Retryable("both replicas have no sum of the same log index", code=Code.NOT_READY)
+        raise Retryable(
+            "the two replicas have no checksum at a common log index yet; try again", code=Code.NOT_READY
+        )
     index = max(common)
     return index, first[index], second[index]

@@ -227,7 +227,10 @@ class Executor:
             view = await self.observe(policy)
         if view.claim is not None and view.claim.epoch > claim.epoch and not view.claim.holder:
             self.claim = None  # the masters hold drivers back, and took the claim away
-            raise Retryable(f"the driver claim (epoch {claim.epoch}) was ended", code=Code.NOT_READY)
+            raise Retryable(
+                f"the masters withdrew the driver claim (epoch {claim.epoch}), since a policy forbids this driver to work; try again later",
+                code=Code.NOT_READY,
+            )
         if view.claim is None or view.claim.epoch != claim.epoch:
             raise self._stopped(StaleEpoch(f"driver epoch {claim.epoch} is stale; in force is {view.claim}"))
         now = self._now_ms()

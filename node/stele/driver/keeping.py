@@ -139,7 +139,9 @@ class ViewKeeper:
                 anew = anew or page.anew or not page.HasField("upto")
                 if not page.more:
                     return await to_its_end(self._kept, page, anew, frozenset(touched))
-            raise Retryable("the cluster's view changes faster than it can be read", code=Code.THROTTLED)
+            raise Retryable(
+                "the cluster's view changes faster than it can be read; try again", code=Code.THROTTLED
+            )
 
     def _take(self, page: master_pb2.GetClusterViewResponse) -> set[str]:
         if page.anew or not page.HasField("upto"):
@@ -263,7 +265,9 @@ class WholeView:
             units.take(page)
             if not page.more:
                 return await self._put_together(page)
-        raise Retryable("the cluster's view changes faster than it can be read", code=Code.THROTTLED)
+        raise Retryable(
+            "the cluster's view changes faster than it can be read; try again", code=Code.THROTTLED
+        )
 
     async def _put_together(
         self, page: master_pb2.GetClusterViewResponse

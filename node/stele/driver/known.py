@@ -16,7 +16,8 @@ from stele.driver.view import ClusterView
 
 
 class Known:
-    """Hold `lock` from `renew` until the last question, since passes run in threads."""
+    """What the planner keeps between passes: judgements, leader groups, places. Hold `lock` from `renew` to the last query, since
+    passes run in threads."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()

@@ -16,6 +16,6 @@ class Turns:
         self._lock = asyncio.Lock()
 
     async def mine(self) -> None:
-        """Go on in a later turn, in which no other of these tasks does."""
+        """Wait for a turn of the event loop in which no other task of this object resumes."""
         async with self._lock:
             await asyncio.sleep(0)

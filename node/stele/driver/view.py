@@ -103,7 +103,7 @@ class NodeView:
 
     @property
     def asked(self) -> Wanted:
-        """The state that somebody wants for it."""
+        """The state that an administrator or a driver requested for this node."""
         if self.wanted is not None:
             return self.wanted
         given_away = self.state is NodeState.DRAINING and not self.given_up

@@ -61,7 +61,9 @@ class WitnessStarts:
             raise error
         start = self._found.get(tablet_id, OPID_NONE)
         if start == OPID_NONE:
-            raise Retryable(f"tablet {tablet_id[:8]}: some live voter knows no committed entry yet")
+            raise Retryable(
+                f"tablet {tablet_id[:8]}: a live voter does not know a committed entry yet; try again"
+            )
         return start
 
 

@@ -278,7 +278,7 @@ class Master:
 
 
 def _look(lead: Leadership, key: bytes) -> None:
-    """Have the background look at a tablet whose row or intent changed."""
+    """Schedule a background check of a tablet whose row or intent changed."""
     for prefix in (TABLET_PREFIX, INTENT_PREFIX):
         if key.startswith(prefix) and not lead.ended:
             lead.look_at(key[len(prefix) :].decode())

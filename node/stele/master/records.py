@@ -211,7 +211,7 @@ class NodeRecord(Row):
 
     @property
     def asked(self) -> str:
-        """The state that somebody wants for it.
+        """The state that an administrator or a driver requested for this node.
 
         IN_SERVICE: it serves. DRAINED: it has no leaders and replicas, but keeps its place. PARKED: it may be away, and
         keeps its replicas. FENCED: as PARKED, and it serves nobody. RETIRED: it drains, and then is gone for good.

@@ -46,6 +46,6 @@ class RaftOptions:
             )
         if not 0 <= self.lease_ms <= self.promised_ms:
             raise Rejected(
-                f"raft options: a lease of {self.lease_ms} ms, promised up to {self.promised_ms} ms; expected a lease that "
-                f"is durably marked as promised"
+                f"raft options: lease_ms {self.lease_ms} is not between 0 and promised_ms {self.promised_ms}; store the longer promise "
+                f"durably first"
             )

@@ -83,7 +83,7 @@ class Pending:
                 self._outbox.others.append(ChangeRefused(change.context, Code.NOT_LEADER, message))
 
     def leader_known(self, leader: ReplicaId) -> None:
-        """Another replica leads: answer the transfer."""
+        """A leader is known: complete or refuse the pending leadership transfer."""
         transfer = self.transfer
         if transfer is not None:
             if leader == transfer.target:

@@ -15,7 +15,7 @@ from stele.raft.state import RaftState
 
 
 class Switch(Protocol):
-    """Changes of role. The cause of RoleChanged contains `why`."""
+    """How a role hands over to another role. `why` is put into RoleChanged."""
 
     def start(self, now_ms: int) -> None:
         """Begin in the role that the configuration gives.
@@ -47,7 +47,7 @@ class Switch(Protocol):
 
 
 class Acting(Protocol):
-    """A role, as `any_role` sees it."""
+    """What the code shared by all roles (`any_role`) needs from a role."""
 
     @property
     def state(self) -> RaftState:

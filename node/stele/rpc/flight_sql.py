@@ -65,7 +65,7 @@ class _Token(NamedTuple):
         return self.kind in ("word", "quoted")
 
     def says(self, word: str) -> bool:
-        """Whether it is this word of SQL, or this sign."""
+        """Whether the token is this keyword or symbol."""
         return self.kind != "quoted" and self.text.upper() == word
 
 

@@ -164,7 +164,7 @@ class CopyTicket:
             raise ValueError("from_node or to_node is not an identifier")
         offset, length = whole_number(fields["offset"], INDEX_MAX), whole_number(fields["length"], INDEX_MAX)
         if length == 0:
-            raise ValueError("the range of the file is invalid")
+            raise ValueError("length is 0; at least 1 byte of the file is expected")
         return CopyTicket(
             cluster_id=str(fields["cluster"]),
             session_id=str(fields["session"]),

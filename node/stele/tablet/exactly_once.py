@@ -397,7 +397,7 @@ def _parts(text: str) -> tuple[int, Iterator[Any]]:
     row errors."""
     comma = text.find(",[")
     if text[:1] != "[" or comma < 0 or text[-2:] != "]]":
-        raise ValueError(f"{len(text)} characters from {text[:20]!r} to {text[-20:]!r}")
+        raise ValueError(f"not a saved state: {len(text)} characters, from {text[:20]!r} to {text[-20:]!r}")
     return int(text[1:comma]), _clients(text, comma + 2, len(text) - 2)
 
 

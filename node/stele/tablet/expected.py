@@ -33,7 +33,7 @@ class Expected:
         self._ids.add(one)
 
     def discard(self, one: bytes) -> None:
-        """Its write was applied, or was lost."""
+        """Forget this id: its write was applied or lost."""
         self._ids.discard(one)
 
     def wait_us(self, known: Mapping[bytes, _Active], most: int, kept_us: int, wall_us: int) -> int:

@@ -195,11 +195,13 @@ def read(data: npt.NDArray[np.uint8], column: Column, rows: Sequence[int]) -> Bo
     columns, groups = _HEAD.unpack_from(raw)
     at = _HEAD.size * (1 + columns)
     if groups != len(rows) or at > len(raw):
-        raise ValueError(f"{columns} columns in {groups} groups, in {len(raw)} bytes")
+        raise ValueError(
+            f"group bounds: {groups} groups and {columns} columns stated, the file has {len(rows)} groups, in {len(raw)} bytes"
+        )
     for column_id, size in _HEAD.iter_unpack(raw[_HEAD.size : at]):
         if column_id == column.id:
             if at + size > len(raw):
-                raise ValueError(f"bounds of {size} bytes end after their part")
+                raise ValueError(f"group bounds: {size} bytes are needed, {len(raw) - at} are there")
             return _block(data[at : at + size], column.arrow, rows)
         at += size
     return None
@@ -209,17 +211,19 @@ def _block(data: npt.NDArray[np.uint8], kind: pa.DataType, rows: Sequence[int]) 
     groups = len(rows)
     begin = (_NULLS.itemsize + 2) * groups
     if len(data) < begin:
-        raise ValueError(f"{groups} groups in {len(data)} bytes")
+        raise ValueError(f"group bounds: {begin} bytes are needed, {len(data)} are there")
     nulls = np.frombuffer(data, _NULLS, groups)
     lengths = data[_NULLS.itemsize * groups : begin]
     known = lengths != _UNKNOWN
     width = _width(kind)
     told = lengths[known]
     if (told > TEXT_BYTES_MAX if width is None else told != width).any():
-        raise ValueError(f"bounds have {told.min()} to {told.max()} bytes, which do not fit type {kind}")
+        raise ValueError(
+            f"group bounds: they have {told.min()} to {told.max()} bytes, which do not fit type {kind}"
+        )
     cuts = np.cumsum(lengths * known, dtype=np.int64)
     if begin + int(cuts[-1]) != len(data):
-        raise ValueError(f"bounds of {int(cuts[-1])} bytes in {len(data) - begin} bytes")
+        raise ValueError(f"group bounds: {int(cuts[-1])} bytes are stated, {len(data) - begin} are there")
     if (nulls > np.array(rows)).any():
-        raise ValueError("more nulls than rows")
+        raise ValueError("group bounds: more nulls than rows")
     return Bounds(rows, nulls, known, cuts, data[begin:])

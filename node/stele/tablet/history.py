@@ -18,7 +18,9 @@ from stele.tablet.progress import Progress
 
 
 class History:
-    """The marks of one store. `default_us`: the length of history where the schema names none."""
+    """How far back a store serves snapshots, and which old versions it may drop.
+
+    `default_us`: the length of history where the schema names none."""
 
     def __init__(
         self,

@@ -69,7 +69,7 @@ class Pairs:
         return self._pairs.get(key)
 
     def keys_from(self, start: bytes) -> Iterator[bytes]:
-        """Keys from `start` on, ascending. Nothing may change meanwhile."""
+        """Keys from `start` on, ascending. Do not modify the map while iterating."""
         # islice would visit all keys before, for each page of a long list.
         places = range(bisect.bisect_left(self._keys, start), len(self._keys))
         return (self._keys[at] for at in places)

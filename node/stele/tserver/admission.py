@@ -38,7 +38,8 @@ class Refusal:
 
 
 class Admission:
-    """The admission of one start. Made on the node's event loop, and used there only."""
+    """Decides from the masters' answers whether this process may start on its volume. Made on the node's event loop, and used
+    there only."""
 
     def __init__(self, votes: AdmissionVotes) -> None:
         self._votes = votes

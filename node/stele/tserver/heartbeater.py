@@ -128,8 +128,8 @@ class Heartbeater:
         return self._addresses_digest
 
     def speaks(self, loop: MasterLoop) -> bool:
-        """Whether this loop is the one that sends to its master: of several, the first in the order of
-        `addresses`."""
+        """Whether this loop sends the heartbeats. If several loops reach one master, only the first in `addresses`
+        sends."""
         loops = (other for a in self.addresses if (other := self._loops.get(a)) is not None)
         return next((o for o in loops if o.answers and o.master == loop.master), loop) is loop
 

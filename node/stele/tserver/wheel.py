@@ -55,5 +55,5 @@ class Wheel:
         return [replica for key in due if (replica := by_key(key)) is not None]
 
     def keep(self, replica: Replica) -> None:
-        """Look at it in the next turn, too."""
+        """Include this replica in the next turn."""
         self._kept[replica.superblock.key] = None

@@ -27,7 +27,7 @@ def fixed_faults(before: BaseModel, after: BaseModel) -> tuple[str, ...]:
 
 
 def transition_rules(schema: Json) -> Iterator[Json]:
-    """Every rule of a schema that compares with the object before."""
+    """All CEL transition rules of a schema (those that use `oldSelf`)."""
     for rule in schema.get("x-kubernetes-validations", ()):
         if "oldSelf" in rule["rule"]:
             yield rule

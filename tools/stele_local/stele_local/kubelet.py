@@ -61,7 +61,7 @@ class Pod:
         self.task = asyncio.create_task(self._run(), name=f"pod {name}")
 
     def see(self, pod: Json) -> None:
-        """Take the newest object of this pod."""
+        """Store the latest version of this pod."""
         self._pod = pod
         self._changed.set()
 

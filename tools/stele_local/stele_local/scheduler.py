@@ -156,7 +156,7 @@ class Scheduler:
         return ""
 
     def _selects(self, term: Json, owner: Json, other: Json) -> bool:
-        """Whether a term of `owner` selects `other`."""
+        """Whether an affinity term of pod `owner` selects pod `other`."""
         spaces = set(term.get("namespaces") or ())
         if (selector := term.get("namespaceSelector")) is not None:
             found = self._registry.store.objects(NAMESPACE.key)
