@@ -143,7 +143,7 @@ async def test_files_that_hold_something_else_than_their_source_says_are_refused
     _, _, _, copy = await copied(
         group_of, lambda s: replace(s, checkpoint=OpId(s.checkpoint.term, s.checkpoint.index + 1))
     )
-    assert copy.failed and "their source says" in copy.progress.error
+    assert copy.failed and "the source announced" in copy.progress.error
 
 
 async def test_a_sound_offer_is_taken(group_of: MakeGroup) -> None:

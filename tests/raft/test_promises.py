@@ -30,6 +30,7 @@ from stele.raft.effects import (
 from stele.raft.events import (
     ChangeType,
     LogRead,
+    Persisted,
     Propose,
     ProposeChange,
     Received,
@@ -320,3 +321,19 @@ def test_a_request_to_stand_that_was_lost_is_sent_again() -> None:
     for now in (6, 150):
         effects = transfer(core, 2) if now == 6 else core.step(Tick(now))
         assert [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, TimeoutNow)] == [2]
+
+
+def test_a_write_under_way_vouches_for_nothing_that_was_dropped_since() -> None:
+    """Entries 2 and 3 of one leader are being written when another leader replaces them."""
+    core = RaftCore(RaftOptions(), ReplicaId(1), initial(3), random.Random(1))
+    core.step(Start(0))
+    first = core.step(Received(ReplicaId(2), UpdateRequest(1, OpId(0, 0), entries(1, 1, 1), 0), 1))
+    (written,) = [e.id for e in first if isinstance(e, Persist)]
+    other = (Entry(2, 2, EntryKind.WRITE, 0, b"other"),)
+    effects = core.step(Received(ReplicaId(3), UpdateRequest(2, OpId(1, 1), other, 0), 2))
+    later = max(e.id for e in effects if isinstance(e, Persist))
+    assert core.log.last_opid == OpId(2, 2)
+    core.step(Persisted(written))
+    assert core.log.durable_index == 1
+    core.step(Persisted(later))
+    assert core.log.durable_index == 2

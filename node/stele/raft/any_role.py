@@ -169,10 +169,7 @@ def answer_vote_request(role: Acting, sender: ReplicaId, request: VoteRequest) -
     alive = state.leader_alive()
     bound = state.bound(request.released)
     if request.pre_vote:
-        granted = (
-            not alive and not bound and _free_to_vote(state, sender, request) and _up_to_date(state, request)
-        )
-        _answer_vote(state, sender, request, granted, alive)
+        answer_pre_vote(state, sender, request, would_vote(state, sender, request))
         return
     # Refused without its term, so that the leader is not deposed either (dissertation 4.2.3).
     if request.term < state.term or bound or (alive and not request.ignore_live_leader):
@@ -185,6 +182,17 @@ def answer_vote_request(role: Acting, sender: ReplicaId, request: VoteRequest) -
         state.give_vote(sender)
         state.draw_election()
     _answer_vote(state, sender, request, granted, alive)
+
+
+def would_vote(state: RaftState, sender: ReplicaId, request: VoteRequest) -> bool:
+    """Whether this replica would vote so, at the term of the request."""
+    free = not state.leader_alive() and not state.bound(request.released)
+    return free and _free_to_vote(state, sender, request) and _up_to_date(state, request)
+
+
+def answer_pre_vote(state: RaftState, sender: ReplicaId, request: VoteRequest, granted: bool) -> None:
+    """Say whether the vote would be given."""
+    _answer_vote(state, sender, request, granted, state.leader_alive())
 
 
 def _free_to_vote(state: RaftState, sender: ReplicaId, request: VoteRequest) -> bool:

@@ -65,6 +65,8 @@ class Candidate:
         state.pending.transfer_times_out(state.now_ms)
         if state.now_ms < state.timer.due_ms:
             return
+        if not self.ballot.lost:
+            state.timer.unanswered += 1
         if state.may_campaign:
             self.switch.campaign("no leader heard within the election timeout")
         else:

@@ -14,11 +14,17 @@ from __future__ import annotations
 from stele.model.config import MemberType
 from stele.model.entry import Entry
 from stele.model.ids import OpId, ReplicaId
-from stele.raft.any_role import refuse_old_term, take_vote_response
+from stele.raft.any_role import (
+    answer_pre_vote,
+    answer_vote_request,
+    refuse_old_term,
+    take_vote_response,
+    would_vote,
+)
 from stele.raft.ballot import Ballot
 from stele.raft.effects import ConfigChanged, ProposalLost, Role
 from stele.raft.events import Tick
-from stele.raft.messages import TimeoutNow, UpdateRequest, UpdateResponse, VoteResponse
+from stele.raft.messages import TimeoutNow, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
 from stele.raft.role import Switch
 from stele.raft.state import RaftState
 from stele.raft.timer import NEVER_MS
@@ -139,7 +145,8 @@ class Follower:
             return False
         self.pre_vote = None
         state.set_role(state.resting_role, leader, f"replica {leader} leads term {state.term}")
-        if state.timer.due_ms == NEVER_MS:
+        if state.timer.unanswered or state.timer.due_ms == NEVER_MS:
+            state.timer.unanswered = 0
             state.draw_election()
         state.follow_word_of(leader)
         return True
@@ -279,6 +286,26 @@ class Follower:
         self.pre_vote = Ballot(state, state.term + 1, pre_vote=True, ignore_live_leader=False)
         self.pre_vote.take_own()
         self.pre_vote.ask()
+
+    def on_vote_request(self, sender: ReplicaId, request: VoteRequest) -> None:
+        """Answer as every role does. Of two replicas whose pre-votes cross, one gives way.
+
+        Otherwise both would stand and take each other's vote. Where many tablets lose their leader at the same moment, all of
+        their elections could end so, again and again.
+        """
+        state = self.state
+        if request.pre_vote and self.pre_vote is not None and would_vote(state, sender, request):
+            if self._goes_before(sender, request):
+                answer_pre_vote(state, sender, request, False)
+                return
+            self.pre_vote = None
+        answer_vote_request(self, sender, request)
+
+    def _goes_before(self, other: ReplicaId, request: VoteRequest) -> bool:
+        """Whether this replica is to stand before another one that asks, too: of two with equal logs, the one with the lower id."""
+        state = self.state
+        equal = state.log.last_opid == request.last_logged
+        return equal and state.self_replica < other and not state.leads_if_nobody_can
 
     def on_vote_response(self, sender: ReplicaId, response: VoteResponse) -> None:
         """Stand for election once a majority would vote for this replica."""

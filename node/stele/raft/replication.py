@@ -108,7 +108,8 @@ class Replication:
     def _probe(self, progress: Progress) -> bool:
         """Send one message to a peer whose log is not known yet, unless one is under way.
 
-        Returns whether it was sent.
+        It has no entries if the peer has been silent for long: it may be gone, and to send them again and again is the most that a
+        leader does. Its answer brings the entries. Returns whether it was sent.
         """
         log, options = self._state.log, self._state.options
         if progress.state is not PeerState.PROBE or progress.probe_sent:
@@ -118,7 +119,8 @@ class Replication:
             return False
         entries: tuple[Entry, ...] = ()
         last = self.last_for(progress)
-        if log.tail_first <= progress.next <= last and not progress.failed:
+        silent = self._state.now_ms - progress.last_heard_ms > options.election_min_ms
+        if log.tail_first <= progress.next <= last and not progress.failed and not silent:
             entries = log.entries_from(progress.next, options.probe_bytes_max, last)
         self._update(progress, self._request_after(progress.next - 1, entries))
         progress.sent(progress.next - 1, 0, self._state.now_ms)

@@ -141,6 +141,7 @@ class Roles:
         """As `Switch.lead`."""
         leader = self._parts.leader(self.state, self, self._parts.changes)
         self._act(leader, table.LEADER)
+        self.state.timer.unanswered = 0
         leader.begin(why)
 
     def fail(self, reason: str) -> None:

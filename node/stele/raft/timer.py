@@ -1,7 +1,8 @@
 """The election timer: when a replica campaigns if it hears no leader. Shared by all roles; reads no clock.
 
-Invariant: a time-out is drawn between the shortest and the longest election timeout. A replica that leads
-only where no other can waits longer, by twice the longest.
+Invariant: a time-out is drawn between the shortest and the longest election timeout. It is twice as long after each election in
+a row that had no answer in time, up to 16 times: voters that are overrun answer late, and elections that come too soon keep them
+so. A replica that leads only where no other can waits longer, by twice the longest.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from stele.raft.options import RaftOptions
 from stele.raft.ports import Chance
 
 NEVER_MS = 1 << 62
+_DOUBLINGS_MAX = 4
 
 
 class ElectionTimer:
     """The election time-out of one replica, on its owner's clock."""
 
-    __slots__ = ("_options", "_rng", "due_ms", "patience_ms")
+    __slots__ = ("_options", "_rng", "due_ms", "patience_ms", "unanswered")
 
     def __init__(self, options: RaftOptions, rng: Chance) -> None:
         self._options = options
@@ -24,11 +26,15 @@ class ElectionTimer:
         """When to campaign; NEVER_MS for a leader, and for a replica that may not campaign."""
         self.patience_ms = 0
         """The time-out drawn last: how long after it last heard its leader a replica campaigns."""
+        self.unanswered = 0
+        """Elections in a row in which too few voters answered before the time-out; 0 once there is a leader."""
 
     def draw(self, now_ms: int, *, patient: bool) -> None:
         """Draw a time-out that begins now. `patient`: longer by twice the longest, so that others go first."""
         extra_ms = 2 * self._options.election_max_ms if patient else 0
-        low, high = self._options.election_min_ms + extra_ms, self._options.election_max_ms + extra_ms
+        factor = 1 << min(self.unanswered, _DOUBLINGS_MAX)
+        low = self._options.election_min_ms * factor + extra_ms
+        high = self._options.election_max_ms * factor + extra_ms
         self.patience_ms = self._rng.randint(low, high)
         self.due_ms = now_ms + self.patience_ms
 

@@ -102,6 +102,11 @@ class PeerTransport:
         metrics.peer_dropped.labels(channel).inc()
         return False
 
+    def takes(self, node_id: NodeId, *, bulk: bool) -> bool:
+        """Whether `send` would queue a message now. False while a peer could not be reached just before."""
+        link = self._links.get((node_id, BULK if bulk else CONTROL))
+        return link is None or not link.resting
+
     def connected(self, node_id: NodeId) -> bool:
         """Whether the control stream to this node is connected."""
         link = self._links.get((node_id, CONTROL))
@@ -150,6 +155,11 @@ class _Link:
     def established(self) -> bool:
         """Whether the stream is connected."""
         return self._connection is not None
+
+    @property
+    def resting(self) -> bool:
+        """Whether it pauses before it dials again, and drops what comes."""
+        return self._resting
 
     def put(self, raw: bytes, may_wait: bool) -> bool:
         """Queue one encoded message, unless the peer is known to be unreachable now."""

@@ -26,7 +26,7 @@ from stele.rpc.identity import PeerBook
 from stele.rpc.inbound import PeerInbound
 from stele.rpc.listener import StreamListener
 from stele.rpc.logging import OncePer
-from stele.rpc.peers import PeerTransport
+from stele.rpc.peers import BULK, CONTROL, PeerTransport
 from stele.rpc.proto import common_pb2, consensus_pb2
 from stele.tserver.confirming import Confirming
 from stele.tserver.following import LeaderQuestions
@@ -89,13 +89,16 @@ class Messenger:
         """As `Host.send`. A fenced node sends and accepts nothing."""
         if self._replicas.fenced:
             return
+        bulk = isinstance(message, UpdateRequest) and bool(message.entries)
+        if not self._transport.takes(node_id, bulk=bulk):
+            metrics.peer_dropped.labels(BULK if bulk else CONTROL).inc()
+            return  # before it costs an encoding: a leader of many tablets tries a lost peer for each of them
         superblock = replica.superblock
         head = encode_head(replica.raw_tablet_id, superblock.replica_id, to, superblock.tablet_incarnation)
         if message is not self._encoded[0]:
             self._encoded = message, encode_body(message)
         raw = head + self._encoded[1]
         if isinstance(message, UpdateRequest):
-            bulk = bool(message.entries)
             may_wait = not bulk and not message.read_context
             self._transport.send(node_id, raw + QUIET if quiet else raw, bulk=bulk, may_wait=may_wait)
         else:
