@@ -108,8 +108,8 @@ class Replication:
     def _probe(self, progress: Progress) -> bool:
         """Send one message to a peer whose log is not known yet, unless one is under way.
 
-        It has no entries if the peer has been silent for long: it may be gone, and to send them again and again is the most that a
-        leader does. Its answer brings the entries. Returns whether it was sent.
+        It has no entries if the peer has been silent for long. The peer may be gone, and entries cost most. An answer brings them.
+        Returns whether the message was sent.
         """
         log, options = self._state.log, self._state.options
         if progress.state is not PeerState.PROBE or progress.probe_sent:

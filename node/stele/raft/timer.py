@@ -1,8 +1,7 @@
 """The election timer: when a replica campaigns if it hears no leader. Shared by all roles; reads no clock.
 
-Invariant: a time-out is drawn between the shortest and the longest election timeout. It is twice as long after each election in
-a row that had no answer in time, up to 16 times: voters that are overrun answer late, and elections that come too soon keep them
-so. A replica that leads only where no other can waits longer, by twice the longest.
+Invariant: a time-out is drawn between the shortest and the longest election timeout. Each election in a row that had no answer in
+time doubles it, up to 16 times. Voters that are overrun answer late, and elections that come too soon keep them so. A replica that leads only where no other can waits longer, by twice the longest.
 """
 
 from __future__ import annotations
