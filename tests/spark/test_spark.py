@@ -261,7 +261,7 @@ def test_what_cannot_be_written_is_refused_at_save(spark: Any, masters: str, tol
     with Client(masters) as client:
         client.create_table("strict", Schema.make([("id", "int64"), ("name", "string")], ["id"]))
     frame = spark.createDataFrame([(1, "one")], "id long, name string")
-    told('use mode("append") or INSERT INTO', save(frame, mode="overwrite"))
+    told('Use mode("append") or INSERT INTO', save(frame, mode="overwrite"))
     told('unknown option "batch"', save(frame, batch="3"))
     told('"where" is an option of a read, not of a write', save(frame, where="id = 3"))
     told("\"op\" is 'merge'", save(frame, op="merge"))
@@ -299,7 +299,7 @@ def test_insert_into_a_view_upserts_and_the_view_stays_at_its_snapshot(spark: An
     assert [row.name for row in spark.sql(asked).collect()] == ["a", "b"]
     spark.sql(create)
     assert [row.name for row in spark.sql(asked).collect()] == ["a", "c"]
-    with pytest.raises(Exception, match=r'use mode\("append"\)'):
+    with pytest.raises(Exception, match=r'Use mode\("append"\)'):
         spark.sql("INSERT OVERWRITE seen VALUES (4, 'e')")
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW seen USING stele OPTIONS ({options}, where 'id < 10')")
     with pytest.raises(Exception, match='"where" is an option of a read'):
