@@ -192,7 +192,7 @@ _RULES = (
     _core("memory acknowledged", Weather.FIGURE_8, first=17, outbox=core_bugs.AcknowledgesMemory),
     _core("votes for shorter logs", Weather.MIXED, first=8, log=core_bugs.VotesForShorterLogs),
     _core(
-        "a log trusted without comparison", Weather.FIGURE_8, first=12, follower=core_bugs.TrustsItsWholeLog
+        "a log trusted without comparison", Weather.FIGURE_8, first=1, follower=core_bugs.TrustsItsWholeLog
     ),
     _core(
         "a core that reads without a majority", Weather.MIXED, first=5, leader=core_bugs.ReadsWithoutAsking
@@ -221,7 +221,7 @@ _STEPS = (
         "promotions before a commit",
         Weather.CHURN,
         "members change before anything",
-        first=77,
+        first=93,
         changes=core_bugs.PromotesAtOnce,
     ),
 )

@@ -65,7 +65,7 @@ def test_rows_that_may_be_old_come_from_followers(
     found = hosts_read(processes, read("near", maxStaleness="0").load(), tmp_path)
     assert len(found) == 1 and leader.host not in found
     for node in processes.nodes:
-        where = hosts_read(processes, read("near", maxStaleness="0.5", zone=node.zone).load(), tmp_path)
+        where = hosts_read(processes, read("near", maxStaleness="5", zone=node.zone).load(), tmp_path)
         assert (where == {node.host}) is (node is not leader), "the leader is the last, wherever it is"
     processes.kill(leader)
     try:

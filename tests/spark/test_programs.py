@@ -118,5 +118,5 @@ def test_an_executor_is_what_its_variables_say() -> None:
         "--podName",
         "e-3",
     ]
-    with pytest.raises(ValueError, match="SPARK_DRIVER_URL: missing"):
+    with pytest.raises(ValueError, match="not set in the environment: SPARK_DRIVER_URL"):
         executor(Path("/java"), Path("/jars"), given | {"SPARK_DRIVER_URL": ""})
