@@ -186,7 +186,13 @@ _TIMES = (
 )
 
 _RULES = (
-    _core("a vote not persisted", Weather.FIGURE_8, first=748, outbox=core_bugs.ForgetsVotes),
+    _core(
+        "a vote not persisted",
+        Weather.DUEL,
+        first=475,
+        outbox=core_bugs.ForgetsVotes,
+        follower=core_bugs.StandsAgainstOthers,
+    ),
     _core("entries of old terms committed", Weather.FIGURE_8, first=102, leader=core_bugs.CommitsOldTerms),
     _core("the leader's unsynced copy counted", Weather.FIGURE_8, leader=core_bugs.CountsMemory),
     _core("memory acknowledged", Weather.FIGURE_8, first=17, outbox=core_bugs.AcknowledgesMemory),
@@ -424,7 +430,7 @@ def _early(label: str, owner: Any, name: str, instead: Any, told: str, first: in
 
 _EARLY = (
     _early(
-        "memory of a majority", Peers, "held_by_all", early_bugs.held_by_a_majority, "in memory, is lost", 4
+        "memory of a majority", Peers, "held_by_all", early_bugs.held_by_a_majority, "in memory, is lost", 699
     ),
     _early(
         "a read that sees commits alone",

@@ -298,8 +298,11 @@ class Follower:
             if self._goes_before(sender, request):
                 answer_pre_vote(state, sender, request, False)
                 return
-            self.pre_vote = None
+            self._give_way()
         answer_vote_request(self, sender, request)
+
+    def _give_way(self) -> None:
+        self.pre_vote = None
 
     def _goes_before(self, other: ReplicaId, request: VoteRequest) -> bool:
         """Whether this replica is to stand before another one that asks, too: of two with equal logs, the one with the lower id."""
