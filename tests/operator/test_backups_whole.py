@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import os
 import shutil
@@ -115,6 +116,7 @@ async def test_full_incremental_restored_refused_and_removed(tmp_path: Path) -> 
         await made.until("it says what its hold costs", held_by_one, 500)
         assert (await status(made, "TabletBackup", "one"))["holds"] == [f"chain-{one['backupID']}"]
         await write(made, ROWS, 100)
+        await asyncio.sleep(2)  # a status tells times in seconds, and by them whose hold it is
         await create(
             made,
             "TabletBackup",
