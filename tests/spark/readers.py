@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from stele_spark.session import JAR
@@ -13,3 +15,11 @@ def need_jar() -> None:
     """Skip a test of the JVM reader where it is not built."""
     if not JAR.exists():
         pytest.skip("the JVM reader is not built: make jar")
+
+
+def with_catalog(spark: Any, masters: str) -> Any:
+    """The session, with the cluster's tables as catalog `st`. Skips the test where the JVM reader is not built."""
+    need_jar()
+    spark.conf.set("spark.sql.catalog.st", "dev.stele.spark.SteleCatalog")
+    spark.conf.set("spark.sql.catalog.st.masters", masters)
+    return spark

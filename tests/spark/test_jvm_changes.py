@@ -13,7 +13,7 @@ import pytest
 from stele.client import Client
 from stele.model.schema import Schema
 from tests.harness.processes import Cluster
-from tests.spark.readers import need_jar
+from tests.spark.readers import with_catalog
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default")]
 
@@ -23,10 +23,7 @@ LONGER_THAN_AN_ANSWER_S, LONGER_THAN_PATIENCE_S = 10, 7
 
 @pytest.fixture
 def engine(spark: Any, masters: str) -> Any:
-    need_jar()
-    spark.conf.set("spark.sql.catalog.st", "dev.stele.spark.SteleCatalog")
-    spark.conf.set("spark.sql.catalog.st.masters", masters)
-    return spark
+    return with_catalog(spark, masters)
 
 
 def test_a_change_goes_on_while_its_master_is_away(engine: Any, processes: Cluster) -> None:

@@ -9,7 +9,7 @@ import pytest
 from stele.client import Client
 from stele.model.schema import Schema
 from tests.harness.processes import Cluster
-from tests.spark.readers import need_jar
+from tests.spark.readers import with_catalog
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default")]
 
@@ -20,10 +20,7 @@ ROWS = "SELECT id, string(id) AS name FROM range(10)"
 
 @pytest.fixture
 def engine(spark: Any, masters: str) -> Any:
-    need_jar()
-    spark.conf.set("spark.sql.catalog.st", "dev.stele.spark.SteleCatalog")
-    spark.conf.set("spark.sql.catalog.st.masters", masters)
-    return spark
+    return with_catalog(spark, masters)
 
 
 def test_a_table_is_never_replaced(engine: Any, processes: Cluster) -> None:
