@@ -33,13 +33,13 @@ from stele.model.rows import batch_from_rows
 from stele.model.schema import Schema
 from stele.rpc.proto import tserver_pb2
 
-KEYS_MAX, VALUES_MAX = 256, 16_384
-"""The most keys of one request, and most keys times columns. A node reads them in one thread, and takes four times as many."""
+KEYS_MAX, VALUES_MAX = 512, 32_768
+"""The most keys of one request, and most keys times columns. A node reads them in one thread, and takes twice as many."""
 _SLACK = 0.1
 """A key is not asked for again once so small a part of its caller's time is left."""
 GATE_S = 0.05
 """How long one tablet's request may delay the requests to other tablets, once."""
-WINDOW_KEYS = 4_096
+WINDOW_KEYS = 8_192
 """So many keys of one call are asked for at once. Other callers' keys wait behind no more."""
 
 Row = dict[str, Any] | None

@@ -45,9 +45,10 @@ from stele.tablet.decoding import decode, is_compressed, one, some, whole
 from stele.tablet.files import read_at, sum_at, translate
 from stele.tablet.machine import WouldBlock
 from stele.tablet.projection import read_defaults
-from stele.tablet.sorted_runs import KeyList, Mask, Positions, Run, has_long, lower_bound
+from stele.tablet.sorted_runs import Mask, Positions, Run, SortedKeys, has_long
 
-_BISECT_KEYS = 16
+_FEW_KEYS = 8
+"""Up to this many keys of a group are searched one by one."""
 _LET_GO_BYTES = 8 << 20
 _PARSED_MAX = 16_384
 """Arrow arrays that are kept of all files, for the next point read: about 1 kB each, as their values stay in the map."""
@@ -120,6 +121,7 @@ class ColumnFile:
         self._verified: set[tuple[int, int]] = set()
         self._bloom_words: memoryview | None = None
         self._arrays: dict[tuple[int, int], decoding.Column] = {}
+        self._searched: dict[int, SortedKeys] = {}  # by group
         self._long: dict[tuple[int, int], bool] = {}  # whether an array that was kept has long values
         self.itself = weakref.ref(self)
 
@@ -180,6 +182,16 @@ class ColumnFile:
         """Encoded keys of a group, ascending. With `brief`, raises WouldBlock if they were not read yet."""
         return whole(self._held(PART_KEYS, group, KEY_SCHEMA, brief=brief))
 
+    def _sorted_keys(self, group: int, *, brief: bool = False) -> SortedKeys:
+        """A group's keys, to be searched; kept as long as the array of the keys."""
+        kept = self._searched.get(group)
+        if kept is None:
+            kept = SortedKeys(self.keys(group, brief=brief))
+            self._searched[group] = kept
+            if (PART_KEYS, group) not in self._arrays:  # another thread has let it go meanwhile
+                self._searched.pop(group, None)
+        return kept
+
     def span(self, group: int) -> tuple[int, int]:
         """Hybrid times between which all versions of a group lie."""
         _, _, _, _, oldest, newest = self.groups[group]
@@ -214,10 +226,20 @@ class ColumnFile:
 
     def _held_column(self, group: int, column: Column, *, brief: bool, keep: bool) -> decoding.Column:
         part = int(column.id)
-        array = self._held(part, group, column_schema(column), brief=brief, keep=keep)
+        array = self._arrays.get((part, group))
+        if array is None:  # a schema costs more to make than a row to read
+            array = self._held(part, group, column_schema(column), brief=brief, keep=keep)
         if brief and self._has_long(part, group, array):
             raise WouldBlock
         return array
+
+    def any_long(self, group: int, columns: tuple[Column, ...]) -> bool:
+        """Whether a group has long values in these columns, which are better not copied before their size is known."""
+        return any(
+            self._has_long(int(c.id), group, self._held_column(group, c, brief=False, keep=True))
+            for c in columns
+            if (int(c.id), group) in self._parts
+        )
 
     def _has_long(self, part: int, group: int, array: decoding.Column) -> bool:
         found = self._long.get((part, group))
@@ -254,6 +276,8 @@ class ColumnFile:
         """Keep the array of this part no longer."""
         self._arrays.pop(part, None)
         self._long.pop(part, None)
+        if part[0] == PART_KEYS:
+            self._searched.pop(part[1], None)
 
     def batch(
         self,
@@ -331,50 +355,61 @@ class ColumnFile:
             raise self._damaged("it has no bloom filter")
         return bloom.may_hold(data, hashes)
 
-    def find(self, keys: pa.BinaryArray, hashes: npt.NDArray[np.uint64]) -> tuple[Positions, Positions]:
-        """(group, row) of the newest version of each key; group -1 if the file does not have it."""
+    def find(
+        self, keys: pa.BinaryArray, hashes: npt.NDArray[np.uint64] | None
+    ) -> tuple[Positions, Positions]:
+        """(group, row) of the newest version of each key; group -1 if the file does not have it. Without `hashes` the bloom
+        filter is not asked: for keys that are probably there."""
         groups = np.full(len(keys), -1, np.int64)
         rows = np.zeros(len(keys), np.int64)
-        candidates = np.flatnonzero(self.may_hold(hashes))
+        candidates = np.arange(len(keys)) if hashes is None else np.flatnonzero(self.may_hold(hashes))
         if len(candidates) == 0:
             return groups, rows
         wanted = keys.take(pa.array(candidates)) if len(candidates) < len(keys) else keys
-        values = wanted.to_pylist()
-        by_group: dict[int, list[int]] = {}
+        values, by_group = wanted.to_pylist(), dict[int, list[int]]()
         for at, value in enumerate(values):
             group = bisect.bisect_right(self.first_keys, value) - 1
             if group >= 0 and value <= self.last_key:
                 by_group.setdefault(group, []).append(at)
         for group, members in by_group.items():
-            haystack = self.keys(group)
-            if len(members) <= _BISECT_KEYS:
-                listed = KeyList(haystack)
-                places = [bisect.bisect_left(listed, values[at]) for at in members]
+            stored = self._sorted_keys(group)
+            if len(members) <= _FEW_KEYS:
+                places = np.array([stored.find(values[at]) for at in members])
             else:
-                places = lower_bound(haystack, wanted.take(pa.array(members))).tolist()
-            for at, place in zip(members, places):
-                if place < len(haystack) and haystack[place].as_py() == values[at]:
-                    groups[candidates[at]] = group
-                    rows[candidates[at]] = place
+                places = stored.find_all(wanted.take(pa.array(members)))
+            there = candidates[members][places >= 0]
+            groups[there], rows[there] = group, places[places >= 0]
         return groups, rows
 
-    def find_one(self, key: bytes, hash_: int, *, brief: bool = False) -> tuple[int, int] | None:
-        """(group, row) of the newest version of one key; None if the file does not have it.
+    def find_one(self, key: bytes, hash_: int | None, *, brief: bool = False) -> tuple[int, int] | None:
+        """(group, row) of the newest version of one key; None if the file does not have it. `hash_`: as for `find`.
 
         With `brief`, raises WouldBlock if the parts it needs were not read yet."""
         if not self.groups or key < self.first_keys[0] or key > self.last_key:
             return None
+        if hash_ is not None and not bloom.may_hold_one(self._filter(brief=brief), hash_):
+            return None
+        group = bisect.bisect_right(self.first_keys, key) - 1
+        row = self._sorted_keys(group, brief=brief).find(key)
+        return (group, row) if row >= 0 else None
+
+    def versions_at(self, group: int, rows: Positions, snapshot: int) -> Positions:
+        """As `version_at`, for several rows of a group."""
+        if self.span(group)[1] <= snapshot:
+            return rows
+        found = rows.copy()
+        for at in np.flatnonzero(self.times(group)[rows] > snapshot).tolist():
+            found[at] = self.version_at(group, int(rows[at]), snapshot)
+        return found
+
+    def _filter(self, *, brief: bool) -> memoryview:
+        """The words of the bloom filter."""
         if self._bloom_words is None:
             data = self._part(PART_BLOOM, 0, brief=brief)
             if data is None:
                 raise self._damaged("it has no bloom filter")
             self._bloom_words = data.view("<u4").data
-        if not bloom.may_hold_one(self._bloom_words, hash_):
-            return None
-        group = bisect.bisect_right(self.first_keys, key) - 1
-        keys = self.keys(group, brief=brief)
-        row = bisect.bisect_left(KeyList(keys), key)
-        return (group, row) if row < len(keys) and keys[row].as_py() == key else None
+        return self._bloom_words
 
     def version_at(self, group: int, row: int, snapshot: int, *, brief: bool = False) -> int:
         """The row of the newest version at or below `snapshot`, given the row of the newest of all; -1 for

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stele.model import keys as key_bytes
 
@@ -344,6 +345,10 @@ def sorted_newest_first(run: Run) -> Run:
     return run.take(_newest_first(run.keys))
 
 
+_KEYS_A_NEEDLE = 512
+"""With fewer needles than one for so many keys, each is searched by itself, as a vectorised search touches all keys."""
+
+
 class KeyList:
     """Presents a binary array as a sequence of bytes, for `bisect`."""
 
@@ -359,16 +364,66 @@ class KeyList:
         return self._keys[at].as_py()
 
 
+class SortedKeys:
+    """The sorted keys of a group, to be searched many times. Any thread.
+
+    Keys of one length are searched as they lie in memory, which costs a tenth of a search in Python."""
+
+    __slots__ = ("_cells", "keys")
+
+    def __init__(self, keys: pa.BinaryArray) -> None:
+        self.keys = keys
+        self._cells = _cells(keys)
+
+    def find(self, key: bytes) -> int:
+        """The first row with this key; -1 if there is none."""
+        cells = self._cells
+        if cells is None or len(key) != cells.itemsize:
+            at = bisect.bisect_left(KeyList(self.keys), key)
+        else:
+            at = int(cells.searchsorted(key))
+        return at if at < len(self.keys) and self.keys[at].as_py() == key else -1
+
+    def find_all(self, keys: pa.BinaryArray) -> Positions:
+        """For each of the keys the first row with it; -1 if there is none."""
+        size = len(self.keys)
+        if size == 0 or len(keys) == 0:
+            return np.full(len(keys), -1, np.int64)
+        wanted = _cells(keys)
+        if self._cells is not None and wanted is not None and wanted.dtype == self._cells.dtype:
+            at = self._cells.searchsorted(wanted)
+            same = self._cells[np.minimum(at, size - 1)] == wanted
+        else:
+            at = lower_bound(self.keys, keys)
+            there = pa.array(np.minimum(at, size - 1))
+            same = np.asarray(pc.equal(self.keys.take(there), keys))
+        found: Positions = np.where((at < size) & same, at, -1)
+        return found
+
+
+def _cells(keys: pa.BinaryArray) -> npt.NDArray[np.bytes_] | None:
+    """The keys as they lie in memory, if all have one length.
+
+    numpy compares such cells as unsigned bytes. It ignores zeros at their ends, which changes nothing among keys of one length."""
+    offsets, data = key_bytes.binary_parts(keys)
+    if len(keys) == 0:
+        return None
+    begin, length = int(offsets[0]), int(offsets[1] - offsets[0])
+    if length == 0 or not bool((np.diff(offsets) == length).all()):
+        return None
+    return data[begin : begin + length * len(keys)].view(f"S{length}")
+
+
 def lower_bound(haystack: pa.BinaryArray, needles: pa.BinaryArray) -> Positions:
     """For each needle, the first position in the sorted haystack that is not below it.
 
-    A vectorised binary search, except for long keys."""
+    A vectorised binary search, except for few or long keys."""
     low = np.zeros(len(needles), np.int64)
     high = np.full(len(needles), len(haystack), np.int64)
     if len(haystack) == 0 or len(needles) == 0:
         return low
     width = (max(key_bytes.longest(haystack), key_bytes.longest(needles)) + 7) // 8
-    if width > key_bytes.WORDS_MAX:
+    if width > key_bytes.WORDS_MAX or len(needles) * _KEYS_A_NEEDLE <= len(haystack):
         listed = KeyList(haystack)
         return np.array([bisect.bisect_left(listed, needle) for needle in needles.to_pylist()], np.int64)
     hay_words, hay_lengths = key_bytes.words(haystack, width)

@@ -14,11 +14,12 @@ Invariant: two scans of one view give the same rows. Its files stay readable unt
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from stele.model import keys as key_bytes
@@ -48,11 +49,14 @@ progress."""
 _MANY_KEYS = 32
 """From this many keys on, one search for all costs less than one for each."""
 
-_FEW_ROWS = 16
-"""Up to this many rows of a group are read one by one. For more, its whole columns are decoded."""
-
 _COPIED_ROWS = 8
-"""How many rows of a point read are copied before their size is checked."""
+"""How many parts of a point read are copied before their size is checked. A long row is a part of its own."""
+
+_FEW_ROWS = 3
+"""Up to this many rows of a group are copied one by one."""
+
+_COPIED_VALUES = 4_096
+"""The most values of a part, none of which is long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,13 @@ class TableChecksum:
 
     rows: int
     checksum: int
+
+
+class _Found(NamedTuple):
+    """Rows that a point read has found, and which of its keys they have."""
+
+    places: Sequence[int]
+    rows: pa.RecordBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,26 +345,37 @@ class View:
         wanted = tuple(self._column(i) for i in (column_ids or self.schema.column_ids))
         schema = self.schema.to_arrow(tuple(int(c.id) for c in wanted))
         values = keys.to_pylist()
-        found: dict[int, pa.RecordBatch | None] = {}  # by place; None: deleted
-        left = list(range(len(values)))
+        found: list[_Found] = []
+        left = sorted(range(len(values)), key=values.__getitem__)
         for memory in self._memory:
             if left:
                 left = self._get_from_memory(memory, values, left, found, wanted, schema, brief)
         for file in self._files:
-            if left and file.min_time <= self.snapshot:
-                left = self._get_from_file(file, keys, values, left, found, wanted, schema, brief)
-        places = sorted((at for at, row in found.items() if row is not None), key=values.__getitem__)
-        if not places:
+            if not left or file.min_time > self.snapshot:
+                continue
+            # A key that the newer files do not have is probably in the oldest one. Its filter would cost more than a search.
+            oldest = file is self._files[-1]
+            if brief or len(left) < _MANY_KEYS:
+                left = self._get_few_from_file(file, oldest, values, left, found, wanted, schema, brief)
+            else:
+                left = self._get_many_from_file(file, oldest, keys, left, found, wanted, schema)
+        if not found:
             return pa.RecordBatch.from_pylist([], schema=schema), []
-        rows = [row for at in places if (row := found[at]) is not None]
-        return concat_batches(rows) if brief else self._joined(rows, bytes_max), places
+        found.sort(key=lambda part: values[part.places[0]])
+        places = [at for part in found for at in part.places]
+        batches = [part.rows for part in found]
+        rows = concat_batches(batches) if brief else self._joined(batches, bytes_max)
+        order = sorted(range(len(places)), key=lambda at: values[places[at]])
+        if order == list(range(len(places))):
+            return rows, places
+        return rows.take(pa.array(order, pa.int64())), [places[at] for at in order]
 
     @staticmethod
-    def _joined(rows: Sequence[pa.RecordBatch], bytes_max: int | None) -> pa.RecordBatch:
+    def _joined(batches: Sequence[pa.RecordBatch], bytes_max: int | None) -> pa.RecordBatch:
         """Few rows are copied before their size is looked at, as that costs more than a copy of small ones."""
         parts, size = [], 0
-        for start in range(0, len(rows), _COPIED_ROWS):
-            part = concat_batches(rows[start : start + _COPIED_ROWS])
+        for start in range(0, len(batches), _COPIED_ROWS):
+            part = concat_batches(batches[start : start + _COPIED_ROWS])
             parts.append(part)
             size += part.nbytes
             if bytes_max is not None and size > bytes_max:
@@ -369,60 +391,85 @@ class View:
         memory: MemView,
         values: Sequence[bytes],
         left: Sequence[int],
-        found: dict[int, pa.RecordBatch | None],
+        found: list[_Found],
         columns: tuple[Column, ...],
         schema: pa.Schema,
         brief: bool,
     ) -> list[int]:
-        """The places of the keys that this memtable does not have. The others are put into `found`."""
+        """The places of the keys that this memtable does not have. Rows of the others are added to `found`, unless
+        they were deleted."""
         missing, written = [], memory.table.schema
         for at in left:
             version = memory.find(values[at], self.snapshot, brief=brief)
             if version is None:
                 missing.append(at)
-            else:
-                row = version[1]
-                found[at] = None if row is None else projected(row, written, columns, schema)
+            elif (row := version[1]) is not None:
+                found.append(_Found((at,), projected(row, written, columns, schema)))
         return missing
 
-    def _get_from_file(
+    def _get_few_from_file(
         self,
         file: ColumnFile,
-        keys: pa.BinaryArray,
+        oldest: bool,
         values: Sequence[bytes],
         left: Sequence[int],
-        found: dict[int, pa.RecordBatch | None],
+        found: list[_Found],
         columns: tuple[Column, ...],
         schema: pa.Schema,
         brief: bool,
     ) -> list[int]:
-        """As `_get_from_memory`, for a file."""
+        """As `_get_from_memory`, for a file, which is asked for each key by itself."""
         missing = []
-        batches: dict[int, pa.RecordBatch] = {}
         marks: dict[int, Mask | None] = {}
-        places = list(_places(file, keys, values, left, brief))
-        many: Mapping[int, int] = Counter(group for group, _ in places) if len(left) > _FEW_ROWS else {}
-        for at, (group, row) in zip(left, places):
-            if group >= 0:
-                row = file.version_at(group, row, self.snapshot, brief=brief)
-            if group < 0 or row < 0:
+        for at in left:
+            key = values[at]
+            place = file.find_one(key, None if oldest else hash_bytes(key), brief=brief)
+            row = -1
+            if place is not None:
+                group, row = place[0], file.version_at(*place, self.snapshot, brief=brief)
+            if row < 0:
                 missing.append(at)
                 continue
             if group not in marks:
                 marks[group] = file.deleted(group, brief=brief)
             deleted = marks[group]
-            if deleted is not None and deleted[row]:
-                found[at] = None
-                continue
-            if many.get(group, 0) <= _FEW_ROWS:
-                found[at] = file.row(group, row, columns, schema, brief=brief)
-                continue
-            batch = batches.get(group)
-            if batch is None:
-                batch = file.batch(group, columns, schema, brief=brief, keep=True)
-                batches[group] = batch
-            found[at] = batch.slice(row, 1)
+            if deleted is None or not deleted[row]:
+                found.append(_Found((at,), file.row(group, row, columns, schema, brief=brief)))
         return missing
+
+    def _get_many_from_file(
+        self,
+        file: ColumnFile,
+        oldest: bool,
+        keys: pa.BinaryArray,
+        left: Sequence[int],
+        found: list[_Found],
+        columns: tuple[Column, ...],
+        schema: pa.Schema,
+    ) -> list[int]:
+        """As `_get_from_memory`, for a file, which is asked for the keys of each group together."""
+        wanted, sought = keys.take(pa.array(left, pa.int64())), np.array(left, np.int64)
+        groups, rows = file.find(wanted, None if oldest else hash_binary(wanted))
+        missing = groups < 0
+        for group in np.unique(groups[~missing]).tolist():
+            members = np.flatnonzero(groups == group)
+            versions = file.versions_at(group, rows[members], self.snapshot)
+            missing[members[versions < 0]] = True
+            deleted = file.deleted(group)
+            live = versions >= 0
+            if deleted is not None:
+                live &= ~deleted[versions]  # -1 takes the last mark, and is no live row anyway
+            places, versions = sought[members[live]].tolist(), versions[live]
+            if len(places) <= _FEW_ROWS or file.any_long(group, columns):
+                for at, row in zip(places, versions.tolist()):
+                    found.append(_Found((at,), file.row(group, row, columns, schema)))
+            else:
+                step = max(1, _COPIED_VALUES // len(columns))
+                for start in range(0, len(places), step):
+                    part = slice(start, start + step)
+                    batch = file.rows_at(group, versions[part], columns, schema)
+                    found.append(_Found(places[part], batch))
+        return sought[missing].tolist()
 
     def checksum(self) -> TableChecksum:
         """Count and checksum of all live rows at the snapshot.
@@ -435,18 +482,6 @@ class View:
             rows += batch.num_rows
             total = (total + checksum(batch, self.schema)) & MASK
         return TableChecksum(rows, total)
-
-
-def _places(
-    file: ColumnFile, keys: pa.BinaryArray, values: Sequence[bytes], left: Sequence[int], brief: bool
-) -> Iterable[tuple[int, int]]:
-    """(group, row) of the newest version of each key that is left; group -1 if the file does not have it."""
-    if brief or len(left) < _MANY_KEYS:
-        found = (file.find_one(values[at], hash_bytes(values[at]), brief=brief) for at in left)
-        return [(-1, 0) if place is None else place for place in found]
-    whole = keys if len(left) == len(keys) else keys.take(pa.array(left, pa.int64()))
-    groups, rows = file.find(whole, hash_binary(whole))
-    return zip(groups.tolist(), rows.tolist())
 
 
 def _sliced(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
