@@ -166,7 +166,10 @@ def test_a_brief_look_reads_no_file_for_the_first_time_and_indexes_few_rows(tmp_
     with store.view() as view:
         view.get(keys.encode_keys(pa.record_batch({"k": pa.array([7])}), NARROW))
     assert _brief(store, [7, 8]) == [2, 1]
-    assert _brief(store, [7], (START_US + 1) << 12) is None
+    assert _brief(store, [7], (START_US + 1) << 12) is None, "the times were not read"
+    with store.view(HybridTime((START_US + 1) << 12)) as view:
+        view.get(keys.encode_keys(pa.record_batch({"k": pa.array([7])}), NARROW))
+    assert _brief(store, [7], (START_US + 1) << 12) is None, "an older version may be far behind the newest"
 
 
 @pytest.mark.parametrize("flushed", [False, True])

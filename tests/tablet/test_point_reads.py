@@ -81,34 +81,7 @@ def test_many_keys_have_the_rows_of_the_model(
                 assert [encoded[at] for at in places] == sorted(encoded[at] for at in places)
 
 
-def test_a_key_that_two_lengths_could_be_is_no_other_key(tmp_path: Path) -> None:
-    """Cells of numpy ignore zeros at their ends: a key that only such zeros part from another is not taken for it."""
-    schema = Schema.make([("a", "string"), ("b", "int16"), ("v", "int64")], ["a", "b"])
-    store = new_store(tmp_path / "t", FOREVER, schema)
-    stored = [("ab", n) for n in range(-300, 300)]
-    ids = [int(c.id) for c in schema.columns]
-    arrays = [
-        pa.array([a for a, _ in stored]),
-        pa.array([b for _, b in stored], pa.int16()),
-        pa.array(range(600), pa.int64()),
-    ]
-    batch = pa.RecordBatch.from_arrays(arrays, schema=schema.to_arrow(ids))
-    _apply(store, 1, encode_block(RowOp.UPSERT, ids, batch, 1))
-    flush(store)
-    wanted = [("ab", 0), ("a", 0), ("abc", 0), ("ab", -256), ("a\0", 0), *(("ab", n) for n in range(1, 80))]
-    columns = [pa.array([a for a, _ in wanted]), pa.array([b for _, b in wanted], pa.int16())]
-    encoded = keys.encode_keys(pa.RecordBatch.from_arrays(columns, names=["a", "b"]), schema)
-    for count in (5, len(wanted)):
-        with store.view() as view:
-            rows, places = view.get(encoded.slice(0, count))
-        assert sorted((row["a"], row["b"]) for row in rows.to_pylist()) == sorted(
-            key for key in wanted[:count] if key in stored
-        )
-        assert len(places) == len(rows)
-
-
-def test_a_row_that_is_no_longer_long_enough_to_matter_is_still_counted(tmp_path: Path) -> None:
-    """Rows of a group that are copied together are measured, too: an answer that is too large is refused."""
+def test_rows_that_are_copied_together_count_towards_the_size_of_an_answer(tmp_path: Path) -> None:
     schema = SCHEMAS["one length"]
     store = new_store(tmp_path / "t", FOREVER, schema)
     ids = [int(c.id) for c in schema.columns]

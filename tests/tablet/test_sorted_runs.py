@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stele.tablet import sorted_runs
-from stele.tablet.sorted_runs import Kept, Run, lower_bound, visible
+from stele.tablet.sorted_runs import Kept, Run, SortedKeys, lower_bound, visible
 
 
 @given(st.lists(st.binary(max_size=9)), st.lists(st.binary(max_size=9)), st.booleans())
@@ -24,6 +24,27 @@ def test_keys_are_found_where_bisect_finds_them(
     haystack.sort()
     found = lower_bound(pa.array(haystack, pa.binary()), pa.array(needles, pa.binary()))
     assert found.tolist() == [bisect.bisect_left(haystack, needle) for needle in needles]
+
+
+@given(
+    st.sets(st.one_of(st.binary(max_size=3), st.binary(min_size=2, max_size=2))),
+    st.lists(st.binary(max_size=3)),
+    st.integers(0, 3),
+)
+def test_a_key_is_found_only_where_it_is(stored: set[bytes], wanted: list[bytes], length: int) -> None:
+    """Cells of numpy ignore zeros at their ends, so a key of another length is not compared with them."""
+    keys = sorted(key for key in stored if not length or len(key) == length)
+    found = SortedKeys(pa.array(keys, pa.binary()))
+    for each in ([*wanted, *keys], [key for key in wanted if len(key) == length], keys[1::2]):
+        places = [keys.index(key) if key in keys else -1 for key in each]
+        assert found.find_all(pa.array(each, pa.binary())).tolist() == places
+        assert [found.find(key) for key in each] == places
+
+
+@pytest.mark.parametrize("other", [b"a", b"a\0\0"])
+def test_a_key_that_only_zeros_part_from_another_is_no_other_key(other: bytes) -> None:
+    found = SortedKeys(pa.array([b"a\0", b"b\0"], pa.binary()))
+    assert found.find(other) == -1 and found.find_all(pa.array([other], pa.binary())).tolist() == [-1]
 
 
 def test_one_long_key_among_many_costs_its_own_bytes() -> None:

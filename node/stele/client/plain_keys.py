@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from stele.model.block import HEADER, RowOp
 from stele.model.layout import ROWS_MAX, Layout, layout_of
-from stele.model.partition import PartitionSchema, assign_few
+from stele.model.partition import PartitionSchema, assign, assign_few
 from stele.model.plain import checks_of
 from stele.model.schema import Schema
 
 KEYS_MAX = 512
-"""For more keys at once, Arrow is faster."""
+"""For more keys at once, Arrow assigns them to tablets faster."""
 
 Values = tuple[Any, ...]
 """The values of one key, in the order of the key columns."""
@@ -39,7 +39,7 @@ class PlainKeys:
     def values(self, keys: Sequence[Any]) -> list[Values] | None:
         """The values of these keys; None if one may not be encoded here."""
         kinds, width = set(map(type, keys)), len(self._column_ids)
-        if len(keys) > KEYS_MAX or self._fits is None:
+        if self._fits is None:
             return None
         if width == 1 and kinds.isdisjoint(_SEQUENCES):
             found = [(key,) for key in keys]
@@ -51,6 +51,9 @@ class PlainKeys:
 
     def assign(self, values: Sequence[Values], partitioning: PartitionSchema) -> list[int]:
         """The ordinal of each key's tablet, or OUTSIDE."""
+        if len(values) > KEYS_MAX:
+            ordinals: list[int] = assign(self.batch(values), self._schema, partitioning).tolist()
+            return ordinals
         return assign_few(dict(zip(self._column_ids, zip(*values))), self._schema, partitioning)
 
     def encode(self, values: Sequence[Values]) -> bytes:

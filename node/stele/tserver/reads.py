@@ -38,7 +38,7 @@ _FRESH_WAIT_MS = 1_000
 VALUES_MAX = 65_536
 """The most keys times columns of one point read."""
 KEYS_MAX = 1_024
-"""The most keys of one point read. Each key is looked up separately, in some 70 us."""
+"""The most keys of one point read, which take some milliseconds of a thread."""
 
 
 async def point_read(
