@@ -469,7 +469,8 @@ class View:
                     part = slice(start, start + step)
                     batch = file.rows_at(group, versions[part], columns, schema)
                     found.append(_Found(places[part], batch))
-        return sought[missing].tolist()
+        rest: list[int] = sought[missing].tolist()
+        return rest
 
     def checksum(self) -> TableChecksum:
         """Count and checksum of all live rows at the snapshot.
