@@ -5,7 +5,7 @@
     backup.create(spark, masters, "s3://bucket/backups", ["flights"])
 
 Each is `stele.backup`'s call of the same name with workers of Spark, and has its arguments, results and errors. Invariant:
-nothing here knows how a backup goes.
+all that makes, reads or checks a backup is in `stele.backup`.
 """
 
 from __future__ import annotations

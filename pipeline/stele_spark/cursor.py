@@ -25,7 +25,8 @@ _PATIENCE_S = 60.0
 _AGAIN_S = 0.2
 _RENEW_MOST_S = 300.0
 CLOCKS_APART = 10_000_000 << LOGICAL_BITS
-"""In hybrid time: a range that was added after a time has no row that is older than that by so much."""
+"""10 s, in hybrid time; more than clocks may differ. So the rows of a range that is added after some time have timestamps of at
+most this much before that time."""
 _RENEWALS = 4
 """How many times a hold is renewed before it would expire."""
 
@@ -58,8 +59,8 @@ class Cursor:
                     self._thread.start()
 
     def move(self, since: int) -> None:
-        """Let go of the history before `since`, because the batch up to there is done. What cannot be reached
-        moves with the next batch.
+        """Let go of the history before `since`, because the batch up to there is done. Holds of tablets that cannot be
+        reached move with the next batch.
 
         Raises what `keep` raises.
         """

@@ -1,6 +1,7 @@
 """`python -m stele_spark.executor`: an executor of Spark in a pod that Spark's driver made. Named by the operator's pod template.
 
-Spark tells it by variables who it is. Invariant: this process becomes Java, so that its end is the pod's end.
+Environment variables that Spark sets say which executor it is. Invariant: this process becomes Java, so that its end is the
+pod's end.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 
 
 def command(java_home: Path, jars: Path, given: Mapping[str, str]) -> list[str]:
-    """What is run. `given`: the variables that Spark has set. Raises ValueError if some are missing."""
+    """The command to run. `given`: the variables that Spark has set. Raises ValueError if some are missing."""
     needed = ["SPARK_EXECUTOR_MEMORY", *_WORDS.values()]
     if missing := [name for name in needed if not given.get(name)]:
         raise ValueError(

@@ -1,7 +1,7 @@
 """Follows a table, in the driver of a stream: where batches end, and what is in them. Used by stream.py.
 
-A batch ends at a *settled* time: all leaders have prepared a snapshot there, so no later write is at or below it. Only
-then the masters' columns count. So no row of a batch has a value in a column that the stream does not know.
+A batch ends at a *settled* time: all leaders have prepared a snapshot there, so no later write is at or below it. The masters
+are asked for the columns after that. So no row of a batch has a value in a column that the stream does not know.
 
 Invariant: batches follow each other without gap or overlap, also where ranges are added to the table meanwhile.
 """
@@ -27,7 +27,7 @@ from stele_spark.slices import Slices
 
 _PATIENCE_S = 60.0
 _OF_HISTORY = 0.9
-"""How much of the table's history "earliest" reaches back: what is older may be gone before it is read."""
+"""The share of the table's history that "earliest" reads. Older changes may be gone before they are read."""
 
 
 class Follower:
@@ -85,11 +85,11 @@ class Follower:
         return self._offset(ts)
 
     def stop_at_present(self) -> None:
-        """No batch ends later than now."""
+        """Let no batch end later than the present moment."""
         self._target = self._settled()
 
     def latest(self, start: Offset, rows_max: int) -> Offset:
-        """Where the batch ends that begins at `start`: the same, if there is nothing new. `rows_max`: 0 for no limit.
+        """Where the batch ends that begins at `start`: at `start` itself, if there is nothing new. `rows_max`: 0 for no limit.
 
         Raises:
             Rejected: CURSOR_LOST: history was dropped before it was read. SCHEMA_MISMATCH: the columns have changed.
@@ -113,7 +113,7 @@ class Follower:
         return replace(now, ts=ts)
 
     def plans(self, start: Offset, end: Offset) -> list[ScanPlan]:
-        """What the tasks of a batch read, each of one tablet. The same whenever it is asked."""
+        """What the tasks of a batch read, each of one tablet. Each call for the same batch gives the same rows."""
         if start == end:
             return []
         self._cursor.keep(start.ts or end.ts)
@@ -135,7 +135,7 @@ class Follower:
         return [of(tablet) for tablet in every.tablets]
 
     def commit(self, end: Offset) -> None:
-        """Spark needs nothing up to here any more."""
+        """Let the cursor move to `end`: Spark does not need the changes up to there again."""
         if end.ts:
             self._cursor.move(end.ts)
 

@@ -20,11 +20,11 @@ from stele.model.nearest import did_you_mean
 
 WRITE_OPS = ("upsert", "insert", "insert_ignore", "update", "update_ignore", "delete", "delete_ignore")
 TABLE, EARLIEST, LATEST = STARTS = ("table", "earliest", "latest")
-"""Where a stream may start, beside times."""
+"""Where a stream may start, other than at a time."""
 VERSIONS = ("every", "newest")
 CURSOR_EXPIRES_S = 86_400
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,3})?")
-"""To the millisecond, as Flight's command has it."""
+"""Seconds, to the millisecond: the command of Flight has milliseconds."""
 _STALENESS_MAX_S = HISTORY_MAX_MS // 1_000
 SPLIT_BYTES, _SPLIT_BYTES_MIN, _SPLIT_BYTES_MAX = 64 << 20, 1 << 16, 1 << 40
 OPTIONS = {

@@ -31,9 +31,9 @@ SETTING = "spark.stele.progress"
 _TELL_EVERY_S = 0.2
 _SHOW_EVERY_S = 0.25
 _SHOW_AFTER_S = 0.5
-"""A save that is done by then shows nothing."""
+"""Seconds after which a save shows its progress. A shorter one shows nothing."""
 _REST_S = 1.0
-"""No line so long after a task has failed: an error may follow."""
+"""Seconds without a progress line after a task has failed, because an error may follow."""
 _MESSAGE_BYTES = 4096
 
 Tasks = Callable[[int], int | None]
@@ -47,7 +47,8 @@ Tasks = Callable[[int], int | None]
 def telling(
     path: str | None, table: str, stage: int, part: int, attempt: int
 ) -> Iterator[Callable[[int], None] | None]:
-    """Gives what an attempt at a task calls with the number of rows that were written. None: nobody shows it."""
+    """For an attempt at a task: gives a function to call with each number of rows that it has written. None: there is no
+    display."""
     if not path or not path.startswith("/"):
         yield None
         return
@@ -96,7 +97,7 @@ class _Save:
 
 
 class Display:
-    """The socket, and the thread that shows what comes. `path`: what tasks are to be told."""
+    """The socket, and the thread that shows what tasks send to it. `path`: the socket's path, for the tasks."""
 
     def __init__(self, out: TextIO, tasks: Tasks) -> None:
         """Raises OSError: there can be no such socket."""

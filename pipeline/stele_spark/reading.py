@@ -21,7 +21,7 @@ from stele_spark.options import Options
 SCAN_TIMEOUT_S = 60.0
 _LOCATE_TIMEOUT_S = 2.0
 _ZONE = "STELE_ZONE"
-"""In the environment of a task: where it runs, if the option does not say it."""
+"""The environment variable with the zone of a task. The option `zone` takes precedence."""
 
 
 class TabletPartition(ds.InputPartition):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stele.backup.folder import Folder
 
 EXTRA = ("_op", "_code", "_message")
-"""Columns behind those of the row: its operation, and why it was refused."""
+"""Columns after those of the row: its operation, and why it was refused."""
 _HIDDEN = "_"
 
 
@@ -117,7 +117,7 @@ class RejectFile:
         return self._name
 
     def discard(self) -> None:
-        """The attempt has failed."""
+        """Remove the file, because the attempt has failed."""
         if self._writer is not None and self._sink is not None:
             self._writer.close()
             self._sink.close()

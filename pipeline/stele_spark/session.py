@@ -74,7 +74,7 @@ def session(app_name: str = "stele", *, cores: int | None = None, **conf: str) -
 
     Keys of `conf` are Spark's, with `__` for the dot: `spark__ui__enabled="true"`. Reads use the JVM reader where
     its jar is installed (`JAR`), otherwise the Python reader. `spark__stele__reader="python"` always chooses the latter.
-    At a terminal `save()` shows how far it is, but with `spark__stele__progress="off"`.
+    At a terminal `save()` shows how far it is, except with `spark__stele__progress="off"`.
 
     Raises:
         ImportError: if PySpark is not installed; the message says how to.

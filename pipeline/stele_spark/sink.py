@@ -1,8 +1,8 @@
 """Writes frames to a table: the driver's and the tasks' side of `frame.write.format("stele")`. Called by source.py.
 
 The driver checks what it can, makes a job, and commits. Each task is a part of that job. If the job has a name, another run of it
-may deal the rows out to other tasks. So all tasks are at one part, and a key's second row is at another one (turns.py). A
-refused row fails its task, or with the option `rejects` is written to a file of rejects.
+may deal the rows out to other tasks. So all tasks write the same part, and a key's second row belongs to another part
+(turns.py). A refused row fails its task, or with the option `rejects` is written to a file of rejects.
 
 Invariant: each row is written once, however often its task runs, and changes nothing that others wrote since.
 """
@@ -240,7 +240,7 @@ class _Writes:
 
     @property
     def refused(self) -> bool:
-        """Whether rows were refused that nobody takes."""
+        """Whether rows were refused that no file of rejects takes."""
         return bool(self._writer.result.row_errors)
 
     def feed(self, batch: pa.RecordBatch, ops: Ops | None) -> None:
@@ -277,7 +277,7 @@ class _Counts:
         self._rows = np.zeros(len(RowOp) + 1, np.int64)
 
     def split(self, batch: pa.RecordBatch, op_column: str) -> tuple[pa.RecordBatch, Ops]:
-        """The rows without the column, and the operation of each. Rows with an unknown one are refused."""
+        """The rows without the column `op_column`, and the operation of each. Rows with an unknown operation are refused."""
         names = batch.column(batch.schema.get_field_index(op_column))
         rows = batch.drop_columns([op_column])
         known = pa.array(list(_OPS))
@@ -296,14 +296,14 @@ class _Counts:
         return rows.take(pa.array(good)), ops[good]
 
     def take(self, rows: int, ops: Ops | None) -> None:
-        """Count rows that are written or refused later."""
+        """Count rows that were given to the writer. `refuse` takes refused ones out again."""
         if ops is not None:
             self._rows += np.bincount(ops, minlength=len(self._rows))
         elif self._op is not None:
             self._rows[self._op] += rows
 
     def refuse(self, rows: pa.RecordBatch, errors: list[RowError]) -> None:
-        """Called by the writer, in the client's thread."""
+        """Record refused rows in the file of rejects. Called by the writer, in the client's thread."""
         assert self._reject_file is not None
         if self._op is None:
             last = rows.num_columns - 1

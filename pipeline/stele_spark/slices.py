@@ -1,7 +1,7 @@
-"""Finds where a batch ends that may have so many changes. Used by following.py.
+"""Finds where a batch ends, so that it has a given number of changes at most. Used by following.py.
 
-Nodes keep no count of changes by time. So the times of the changes are read, with one key column, of a slice of the time that is still to be
-read. The slice grows or shrinks until it has about as many as wanted.
+Nodes keep no count of changes by time. So a slice of the time to come is scanned for the times of its changes, with one key
+column. The slice grows or shrinks until it has about as many changes as wanted.
 
 Invariant: a batch ends between two writes. One write may be more than the limit; then it is a batch of its own.
 """
@@ -80,7 +80,7 @@ def _last(times: Times, rows_max: int) -> int:
 
 
 def _times(client: Client, table: Table, start: int, upto: int, most: int) -> tuple[Times, bool]:
-    """The times of all changes; or of some, more than `most`, and False."""
+    """(times of changes, whether these are all). Reading stops once there are more than `most`."""
     key = table.schema.key_columns[0].name
     scanner = table.asynchronous.changes(start, upto, [key], every=True)
     return client.run(_read(scanner, most))

@@ -56,7 +56,7 @@ class SteleDataSource(ds.DataSource):
     def schema(self) -> StructType:
         """The table's schema, or that of its changes. A read with `.schema(...)` selects columns, and does not call this.
 
-        Spark does not say whether it is for a stream, so options that only streams have do."""
+        Spark does not say whether the schema is for a stream. It is, if an option is given that only streams have."""
         stream = self._parsed.is_stream
         self._is_for("stream" if stream else "read")
         self._inferred = True  # Spark pickles this object afterwards

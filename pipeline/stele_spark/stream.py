@@ -1,9 +1,9 @@
 """The stream of a table's changes: what Spark calls, in the driver and in tasks. Made by source.py.
 
-Spark keeps one `StreamReader` in a process beside the driver, and makes others that only read. So whatever connects or
-holds is made at the first call that needs it.
+Spark keeps one `StreamReader` in a process beside the driver, and makes others that only read. So connections and holds are
+made at the first call that needs them.
 
-Invariant: a batch has the same rows whenever it is planned, in the versions of each key one after the other.
+Invariant: a batch has the same rows whenever it is planned, with the versions of each key oldest first.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class StreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @one_sentence()
     def prepareForTriggerAvailableNow(self) -> None:
-        """The batches to come end now."""
+        """Let no batch end later than the present moment."""
         self._driver.stop_at_present()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -139,7 +139,7 @@ class StreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _told:
-    """Within the block: history that is gone is told as CURSOR_LOST, with what to do."""
+    """Within the block: an error about history that is gone becomes CURSOR_LOST, with what to do."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -157,7 +157,7 @@ class _told:
             else 'name a "cursor", or give the table a longer history'
         )
         raise Rejected(
-            f"table {self._options.table}: the stream is too slow, or stood too long: {exc.args[0]}. Start it with a new checkpoint "
+            f"table {self._options.table}: the stream is too slow, or was stopped too long: {exc.args[0]}. Start it with a new checkpoint "
             f'and startingSnapshot "table". To prevent it: {more}, and run the stream more often',
             code=Code.CURSOR_LOST,
         ) from exc

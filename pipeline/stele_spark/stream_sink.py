@@ -41,7 +41,7 @@ class StreamWriter(ds.DataSourceStreamArrowWriter):
         self._writer.publish([m for m in messages if isinstance(m, Written)])
 
     def abort(self, messages: list[ds.WriterCommitMessage | None], batchId: int) -> None:
-        """Written rows stay. The files of refused rows of attempts that failed go with the batch's next run."""
+        """Do nothing: written rows stay. The next run of the batch removes the files of refused rows of failed attempts."""
 
 
 def _job() -> Job:
@@ -50,7 +50,7 @@ def _job() -> Job:
     if not query or batch is None:
         raise Rejected(
             f"data source stele: this Spark does not tell a task its query and batch ({_QUERY}, {_BATCH}), so a repeated batch "
-            'could not be told; write with foreachBatch and the option "job"',
+            'could not be recognized; write with foreachBatch and the option "job"',
             code=Code.UNSUPPORTED_VERSION,
         )
     return named_job(f"spark {query} {batch}")

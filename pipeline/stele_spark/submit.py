@@ -15,14 +15,14 @@ from stele_spark.session import find_java_home
 
 PROGRAMS = ("backup", "restore", "verify")
 TEMPLATE_FILE = "/tmp/executor.json"
-"""Where Spark finds what STELE_EXECUTOR_POD has: what its executors' pods look like on Kubernetes."""
+"""The file for the template of executors' pods on Kubernetes. The variable STELE_EXECUTOR_POD has the template."""
 _FLAGS = ("--verbose", "-v", "--supervise")
 """Options of spark-submit that have no value."""
 _USAGE = f"usage: python -m stele_spark.submit [OPTION OF SPARK-SUBMIT]... {'|'.join(PROGRAMS)} [ARGUMENT]..."
 
 
 def split(words: Sequence[str]) -> tuple[list[str], str, list[str]]:
-    """(Options of spark-submit, program, its arguments). Raises ValueError if that is not what these words are."""
+    """(Options of spark-submit, program, its arguments). Raises ValueError if the words have another form."""
     at = 0
     while at < len(words) and words[at].startswith("-"):
         at += 1 if words[at] in _FLAGS or "=" in words[at] else 2
@@ -32,7 +32,7 @@ def split(words: Sequence[str]) -> tuple[list[str], str, list[str]]:
 
 
 def command(words: Sequence[str]) -> list[str]:
-    """What is run for these words."""
+    """The command to run for these words."""
     import pyspark
 
     options, program, arguments = split(words)

@@ -179,7 +179,7 @@ def _columns(
 
 
 def _found(asked: Sequence[str], have: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The names of `have` that these say, "" for those that say none, and what is wrong."""
+    """(for each name in `asked` the table's name, "" if it has none; what is wrong)."""
     there, faults = list(have), []
     names: list[str] = []
     for name in asked:

@@ -54,7 +54,7 @@ class SparkWorkers:
         self._masters = masters
 
     async def run(self, jobs: Sequence[Job[R]], parallel: int, tell: Tell) -> list[R]:
-        """As `Workers.run` has it. `parallel` counts for nothing: Spark knows its cores."""
+        """As `Workers.run` has it. `parallel` is ignored: Spark knows its cores."""
         if not jobs:
             return []
         context = await in_thread(self._context)
@@ -152,7 +152,8 @@ def _cause(exc: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Error:
-    """An error on its way to the driver. Classes of their own, such as RowErrors, arrive as the kind that they are."""
+    """An error on its way to the driver. A subclass such as RowErrors arrives as its base: Retryable, Rejected, Corrupt or
+    InvariantViolation."""
 
     kind: type[SteleError]
     message: str

@@ -182,7 +182,7 @@ def test_anew_and_changed_tables_begin_anew_and_say_so(there: There, tmp_path: P
     assert notes == [f"removing the unfinished backup {old}: the caller asked to begin anew"]
     old = unfinished()
     assert create(at=client.now()) != old
-    assert "it is as of" in notes[0]
+    assert "it has the rows of another moment" in notes[0]
     old = unfinished()
     table.alter(add=[("n", "int32", True)])
     assert create() != old

@@ -218,7 +218,7 @@ async def test_where_a_stream_starts(cluster: LocalCluster, streams: Streams) ->
             await streams.query(cluster, startingSnapshot=str(far))
         assert caught.value.code is Code.CLOCK_AHEAD
         past = from_physical_us(physical_us(client.now()) - 3_600_000_000)
-        with pytest.raises(Rejected, match="too slow, or stood too long") as caught:
+        with pytest.raises(Rejected, match="too slow, or was stopped too long") as caught:
             await streams.query(cluster, startingSnapshot=str(past), cursor="c")
         assert caught.value.code is Code.CURSOR_LOST
 

@@ -68,7 +68,7 @@ async def test_a_node_is_drained_shown_and_taken_back(
         async with driving(cluster):
             code, out, err = await run("node", "drain", node, "--reason", "new disk", "--wait")
         assert code == 0, err
-        assert out.splitlines()[-1].endswith("is drained: nothing names it any more")
+        assert out.splitlines()[-1].endswith("is drained: it has no replicas left")
         now = (await listed(run))[node]
         assert (now["replicas"], now["leaders"], now["copies"], now["wanted"]) == (0, 0, 0, "DRAINED")
         code, out, _ = await run("node", "list")
@@ -163,7 +163,7 @@ async def test_a_node_is_retired_for_good(tmp_path: Path, monkeypatch: pytest.Mo
         async with driving(cluster):
             code, out, err = await run("node", "retire", node, "--yes", "--wait")
         assert code == 0, err
-        assert out.splitlines()[-1].endswith("is retired: nothing names it any more")
+        assert out.splitlines()[-1].endswith("is retired: it has no replicas left")
         assert node not in await listed(run)
         code, _, err = await run("node", "undrain", node)
         assert code == 2 and "final" in err

@@ -391,7 +391,7 @@ async def test_a_client_whose_clock_is_behind_is_told_so(cluster: LocalCluster) 
         for _ in range(2):
             for write in (lambda: table.put({"id": 1, "name": "late"}), lambda: kv.replace("a", b"late")):
                 with pytest.raises(
-                    Rejected, match=r"this machine's clock is late: .*set the clock"
+                    Rejected, match=r"this machine's clock is behind: .*set the clock"
                 ) as caught:
                     await write()
                 assert caught.value.code is Code.CLOCK_BEHIND

@@ -54,7 +54,7 @@ def _alone(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 
 
 def _told_as(call: Callable[..., Any], blocking: Blocking) -> Blocking:
-    """Give it the name, the documentation and the signature that help() shows."""
+    """Give `blocking` the name, the documentation and the signature of `call`, which help() shows."""
     blocking.__name__ = blocking.__qualname__ = call.__name__.removesuffix("_async")
     blocking.__doc__ = call.__doc__
     its = inspect.signature(call, eval_str=True)

@@ -86,7 +86,7 @@ class Claim:
         return [f"{WRITERS}/{name}" for name in names if name.endswith(".json") and name != mine]
 
     async def _outlast(self, other: str) -> None:
-        """Wait until the other writer is gone. Raises Rejected if it is alive and has the precedence."""
+        """Wait until the other writer is gone. Raises Rejected if it is alive and takes precedence."""
         last = await in_thread(self._read, other)
         if last is None:
             return

@@ -68,9 +68,10 @@ async def create_async(
     An unfinished backup of the same tables is continued, unless `anew`. `parallel`: how many tablets are read at once; each
     takes about 100 MiB of memory.
 
-    `incremental`: only what changed since the newest complete backup of the same tables in the folder. If that is not all
-    there any more, it is CURSOR_LOST; with `full_if_needed` a full backup is made. `hold_for_s`: for how long the history is
-    kept from this backup on, so that an incremental one can follow. None: two days for an incremental one, else not at all.
+    `incremental`: only what changed since the newest complete backup of the same tables in the folder. If the tables no
+    longer keep all these changes, this raises CURSOR_LOST; with `full_if_needed` it makes a full backup. `hold_for_s`: for
+    how long the history is kept from this backup on, so that an incremental one can follow. None: two days for an
+    incremental one, else not at all.
 
     `key`: makes this backup once. If a complete one has the key, that one is returned. An unfinished one is continued only if it
     has the same key. "": each call makes a backup.
@@ -80,7 +81,7 @@ async def create_async(
     Raises:
         Rejected: NOT_FOUND: a table is not there. SNAPSHOT_TOO_OLD: the rows of that moment are gone.
             CHANGE_IN_PROGRESS: another process writes to the folder. SCHEMA_MISMATCH: a table was changed meanwhile.
-            CURSOR_LOST: it cannot be an incremental one.
+            CURSOR_LOST: an incremental backup cannot be made.
         Retryable: DISK_FULL; UNAVAILABLE: the folder or a tablet cannot be reached.
     """
     place = await in_thread(Folder.at, folder)
@@ -281,7 +282,7 @@ class _Run:
         }
 
     async def run(self, resumed: bool, hold: str) -> Manifest:
-        """`hold`: what the manifest records about the hold on history."""
+        """Write all tablets, then the manifest. `hold`: the name of the hold on history that the manifest records."""
         plan = self._work.plan
         if not resumed:
             await in_thread(self._work.begin)

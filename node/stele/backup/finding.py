@@ -18,7 +18,8 @@ from stele.model.errors import Code, Corrupt, Rejected, SteleError
 
 
 class State(Enum):
-    """What a backup's folder is. BROKEN: it is whole, but not all that it builds on. UNKNOWN: a later release wrote it."""
+    """What a backup's folder is. BROKEN: it is whole, but a backup that it builds on is not. UNKNOWN: a later release wrote
+    it."""
 
     COMPLETE = "complete"
     BROKEN = "broken"
@@ -56,7 +57,7 @@ def find_backups(folder: Folder) -> list[Backup]:
 
 
 def _chained(folder: Folder, backups: list[Backup]) -> list[Backup]:
-    """The backups, the oldest first, where those are BROKEN that build on what is not complete."""
+    """The backups, the oldest first. Those that build on a backup that is not complete become BROKEN."""
     judged: dict[str, Backup] = {}
     for backup in backups:
         fault = _why_broken(folder, backup, judged) if backup.state is State.COMPLETE else ""
@@ -65,7 +66,7 @@ def _chained(folder: Folder, backups: list[Backup]) -> list[Backup]:
 
 
 def _why_broken(folder: Folder, backup: Backup, older: Mapping[str, Backup]) -> str:
-    """Why a backup that is whole cannot be restored; "" if it can. A base is older than what builds on it."""
+    """Why a backup that is whole cannot be restored; "" if it can. `older`: all older backups. A base is one of them."""
     base = backup.manifest.base if backup.manifest is not None else None
     if base is None:
         return ""
@@ -143,7 +144,7 @@ def choose(folder: Folder, called: str | None, tables: Collection[str] = ()) -> 
     """The complete backup that `called` names, by its id or the first digits of it; None: the newest.
 
     Raises:
-        Rejected: NOT_FOUND: there is none, or it has not all of `tables`; INVALID_ARGUMENT: several ids begin so.
+        Rejected: NOT_FOUND: there is none, or it lacks one of `tables`; INVALID_ARGUMENT: several ids begin so.
         Corrupt: it is damaged.
     """
     backups = find_backups(folder)

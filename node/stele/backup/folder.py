@@ -43,7 +43,7 @@ _S3_NOT_ALLOWED = (
     "SIGNATURE_DOES_NOT_MATCH",
     "UNRECOGNIZED_CLIENT",
 )
-"""Names of Amazon's SDK in its class of errors of S3, `Aws::Client::CoreErrors`."""
+"""Errors of S3 that mean "not allowed", as Amazon's SDK calls them (`Aws::Client::CoreErrors`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from stele.model.errors import Rejected
 TYPE_NAME = "py::fsspec+hdfs"
 """What pyarrow calls this file system."""
 _OPTIONS = {"dfs.client.failover.max.attempts": "4"}
-"""The library's own 15 attempts keep a user for minutes who mistyped an address."""
+"""By default the library makes 15 attempts. A user who mistyped an address would wait for minutes."""
 _ERROR = re.compile(r'RPCError\("([\w.$]+)", "(.*?)(?:\\n|"\)$)', re.DOTALL)
 _NUMBERS = {
     "AccessControlException": errno.EACCES,
@@ -26,7 +26,7 @@ _NUMBERS = {
     "ParentNotDirectoryException": errno.ENOTDIR,
     "QuotaExceededException": errno.EDQUOT,
 }
-"""Hadoop's classes of errors that say what to do."""
+"""The error numbers of Hadoop's classes of errors, for those that tell a user what to do."""
 
 
 class _Handler(pafs.FSSpecHandler):  # type: ignore[misc]
@@ -58,7 +58,7 @@ def connect(uri: str) -> tuple[pafs.FileSystem, str]:
 
 
 def error_of(exc: RuntimeError) -> OSError | None:
-    """What HDFS refused, with a number where its class of error has one; None if it is no error of HDFS."""
+    """The error of HDFS, with an error number if _NUMBERS has its class; None if it is no error of HDFS."""
     found = _ERROR.match(str(exc))
     if found is None:
         return None

@@ -81,7 +81,9 @@ class HistoryHeld:
                     ) from exc
                 if exc.code not in (Code.UNSUPPORTED_VERSION, Code.TOO_LARGE):
                     raise
-                self._note(f"old rows are kept for the table's history only: {exc.args[0]}")
+                self._note(
+                    f"table {table.name}: no hold could be taken, so old rows are kept only for the table's history: {exc.args[0]}"
+                )
             if self._chain:
                 there = [hold for hold in await table.holds() if hold.name == self._chain and not hold.broken]
                 self._held += [(table, hold) for hold in there]

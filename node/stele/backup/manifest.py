@@ -118,7 +118,7 @@ class Manifest:
 
     @property
     def kind(self) -> str:
-        """ "full" or "incremental"."""
+        """What it is: "full" or "incremental"."""
         return "full" if self.base is None else "incremental"
 
     @property
@@ -295,7 +295,7 @@ def _file_name(text: str) -> str:
 def _from_json(raw: Mapping[str, Any]) -> Manifest:
     backup_id, finished = raw["id"], raw["finished"]
     if not BACKUP_ID.fullmatch(backup_id):
-        raise ValueError("its id has not the form of a backup's id")
+        raise ValueError("its id does not have the form of a backup's id")
     base = None if raw["base"] is None else Base(str(raw["base"]["id"]), str(raw["base"]["sha256"]))
     if (raw["kind"] == "full") != (base is None) or (base and not BACKUP_ID.fullmatch(base.backup_id)):
         raise ValueError(f"the kind is {raw['kind']}, which does not fit its base")

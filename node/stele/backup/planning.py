@@ -111,7 +111,7 @@ def why_not(old: Manifest, new: Manifest, *, anew: bool, at: object) -> str:
     if anew:
         return "the caller asked to begin anew"
     if at is not None and old.snapshot != new.snapshot:
-        return f"it is as of {old.time}"
+        return f"it has the rows of another moment, {old.time}"
     if old.key != new.key:
         return "it was begun with another key" if old.key else "it was begun without a key"
     if old.cluster_id != new.cluster_id:
@@ -131,5 +131,5 @@ def _told_kind(manifest: Manifest) -> str:
 
 
 def _shape(table: TableEntry) -> tuple[object, ...]:
-    """What must not change until a backup is finished. A longer history may be set meanwhile, to have the time."""
+    """What must not change until a backup is finished. The history may: a longer one gives the backup time to finish."""
     return table.schema.columns, table.schema.key_column_ids, table.partitioning, table.tablets

@@ -1,7 +1,8 @@
 """Removes old backups, and what is left of unfinished ones.
 
-Invariants: the newest complete backup of each table stays. What a backup that stays builds on stays. What a process writes
-now stays: pruning claims the folder. Of each backup the manifest goes first, so that one that is half removed is none.
+Invariants: the newest complete backup of each table stays. If a backup stays, all that it builds on stays. A backup that is
+being written stays, because pruning claims the folder. Of each backup the manifest goes first, so what an interrupted
+removal leaves is never taken for a backup.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ async def prune_async(
     dry_run: bool = False,
     on_note: Note = quiet,
 ) -> Pruned:
-    """Remove complete backups except the newest `keep` and those of the last `keep_days` days. Give at least one of the three.
+    """Remove complete backups except the newest `keep` and those of the last `keep_days` days.
 
-    `keep_full`: of each set of tables the newest full ones stay, with all that is newer than the oldest of these.
+    `keep_full`: of each set of tables this many of the newest full ones stay, with all that is newer than the oldest of
+    these. Give at least one of `keep`, `keep_days` and `keep_full`.
 
     The newest backup of each table stays, by the table's name, and what an incremental backup that stays builds on.
     `on_note` is called for each that stays only because a table has no newer one.
@@ -52,7 +54,7 @@ async def prune_async(
     what is left of their chain, and those of later releases.
 
     Raises:
-        Rejected: none of the three is given; CHANGE_IN_PROGRESS: another process writes to the folder.
+        Rejected: nothing says what to keep; CHANGE_IN_PROGRESS: another process writes to the folder.
     """
     place = await in_thread(Folder.at, folder)
     if keep is None and keep_days is None and keep_full is None:

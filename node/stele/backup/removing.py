@@ -1,7 +1,7 @@
 """Removes one backup that is no longer wanted.
 
-Invariants: a backup on which another one builds stays. What a process writes now stays: removing claims the folder. The
-manifest goes first, so that a backup that is half removed is none.
+Invariants: a backup on which another one builds stays. A backup that is being written stays, because removing claims the
+folder. The manifest goes first, so what an interrupted removal leaves is never taken for a backup.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ async def remove_async(
 
     Raises:
         Rejected: several ids begin with these digits; a complete backup builds on it; neither an id nor a key was given, or both.
-            NOT_FOUND: no id begins so; nothing of this key is no error. CHANGE_IN_PROGRESS: another process writes to the folder.
+            NOT_FOUND: no id begins so. If no backup has the key, that is no error. CHANGE_IN_PROGRESS: another process writes
+            to the folder.
     """
     if bool(backup) == bool(key):
         raise Rejected("say what to remove: the id of a backup, or a key")
@@ -65,7 +66,7 @@ def _going(backups: Sequence[Backup], called: str, key: str) -> list[Backup]:
         whole = other.state in (State.COMPLETE, State.BROKEN)
         if whole and other.backup_id not in ids and base and base.backup_id in ids:
             raise Rejected(
-                f"backup {other.backup_id} builds on {base.backup_id}; remove that one first, or keep this one",
+                f"backup {other.backup_id} builds on {base.backup_id}; remove {other.backup_id} first, or keep both",
                 code=Code.INVALID_ARGUMENT,
             )
     return going

@@ -1,8 +1,8 @@
 """Makes tables from a backup: each is filled under another name, counted, and renamed at the end.
 
-Invariants: no table with the wanted name ever has a part of its rows only. Every file's checksum is found right before a
-row of it is written. A restore that fails leaves no table behind. A killed one leaves a table with a name that says so.
-The same restore goes on with it, since writing the same rows again changes nothing.
+Invariants: a table has the wanted name only once it has all its rows. A file's checksum is verified before a row of it is
+written. A restore that fails leaves no table behind. A killed one leaves a table with a name that says so. The same restore
+goes on with it, since writing the same rows again changes nothing.
 """
 
 from __future__ import annotations

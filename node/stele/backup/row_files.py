@@ -1,4 +1,4 @@
-"""Files of rows: Parquet that is written in bounded memory, and read only after its checksum was found right.
+"""Files of rows: Parquet that is written in bounded memory, and read only after its checksum was verified.
 
 Invariant: `rows_of` yields rows only of bytes that are the ones written.
 """
@@ -68,8 +68,8 @@ class ParquetRows:
             self._opened(rows).write_table(rows, row_group_size=_GROUP_ROWS)
 
     def _opened(self, rows: pa.Table) -> parquet.ParquetWriter:
-        """The writer. The first rows decide which columns get a dictionary: one of many values costs as much as all the
-        rest, and makes files no smaller."""
+        """The writer. The first rows decide which columns get a dictionary. A dictionary of many different values costs as
+        much as all the rest, and makes files no smaller."""
         if self._writer is None:
             few = _of_few_values(rows)
             self._writer = parquet.ParquetWriter(
@@ -154,7 +154,7 @@ def checked_bytes(folder: Folder, name: str, entry: FileEntry) -> pa.Buffer:
 
 
 def rows_of(folder: Folder, name: str, entry: FileEntry, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of a file, after its bytes were found right.
+    """The rows of a file, after its checksum was verified.
 
     Raises:
         Corrupt: as `checked_bytes`; or the file has other columns or another number of rows than its manifest says.

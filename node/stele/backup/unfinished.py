@@ -146,7 +146,7 @@ def strays(folder: Folder, manifest: Manifest) -> list[str]:
 
 
 def remove(folder: Folder, backup_id: str, names: Sequence[str] = (MANIFEST, PLAN)) -> None:
-    """Remove a backup. What makes it one goes first, so that an interrupted removal leaves none."""
+    """Remove a backup. `names` go first: without them, what an interrupted removal leaves is not taken for a backup."""
     for name in names:
         folder.delete(f"{backup_id}/{name}")
     folder.delete_all(backup_id)

@@ -159,7 +159,7 @@ def alter(
     async def work(client: AsyncClient) -> AsyncTable:
         table, changes = await opened(client)
         if asked and table.info.table_id != asked:
-            raise Rejected(f"{name} is another table by now; look again")
+            raise Rejected(f"{name} now names another table than when you were asked; run the command again")
         await table.alter(**changes, owner=owner, comment=comment, history_s=history_s, timeout_s=timeout_s)
         return table
 

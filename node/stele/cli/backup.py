@@ -212,7 +212,7 @@ def _result(made: Manifest) -> dict[str, Any]:
 
 
 def _pruned(folder: str, keep_full: int | None, keep_days: float | None) -> dict[str, Any]:
-    """Remove old backups, if that was asked for. The new one is complete, whatever comes of it."""
+    """Remove old backups, if that was asked for. If it fails, that is only noted: the new backup is complete."""
     from stele.backup import prune_async
 
     if keep_full is None and keep_days is None:

@@ -2,9 +2,9 @@
 
 Arrow reads an unclosed quote as one long value, and drops a quote with text after it. Rows would be lost
 without an error.
-Invariant: each block that is handed on was checked before, together with the end of the file if that is next. So a file of one
-block is refused before any row of it is written. A block costs two comparisons for each quote, or one search
-if it has none.
+Invariant: a block is checked before it is handed on. If it is the last one, the end of the file is checked with it. So a
+file of one block is refused before any row of it is written. A block costs two comparisons for each quote, or one
+search if it has none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _QUOTE = ord('"')
 _LINE_FEED = ord("\n")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UNKNOWN = b'"'
-"""Stands for a block that cannot be read: after a quote it counts as a second quote."""
+"""Stands for the next block if it cannot be read. Then a quote that ends this block counts as one of a pair."""
 _TWICE = 'a quote within a value is written twice ("")'
 
 
@@ -70,11 +70,11 @@ class CheckedQuotes:
         return block
 
     def readable(self) -> bool:
-        """As other files."""
+        """Part of the interface of a file: always true."""
         return True
 
     def close(self) -> None:
-        """As other files; the code that opened the file closes it."""
+        """Part of the interface of a file. Does nothing: the code that opened the file closes it."""
 
     def _check(self, block: bytes, following: bytes) -> None:
         if self._last == _LINE_FEED and not self._line_feeds and block.startswith(_BYTE_ORDER_MARK):

@@ -29,7 +29,7 @@ from stele.model.errors import Rejected
 from stele.model.schema import Schema
 
 _VALUE_BYTES_MAX = 32 << 20
-"""Arrow's block size; it reads no longer line. A row has at most 8 MiB, and CSV writes each quote twice."""
+"""Arrow's block size. Arrow cannot read a longer line. A row has at most 8 MiB, and CSV writes each quote twice."""
 _LOOK_BYTES = 16 << 20
 _VALUE_CHARS_SHOWN = 40
 _END = re.compile(rb"\r\n?|\n")
@@ -119,7 +119,7 @@ def read_csv(
     Raises:
         pa.ArrowInvalid: not CSV at all.
         Rejected: the header names columns that the table does not have. Or a line that is not UTF-8 has a
-            wrong number of values. Or a quote is not closed, or has text behind it.
+            wrong number of values. Or a quote is not closed, or has text after it.
     """
     with _undecoded_lines_refused(name):
         reader = pa_csv.open_csv(
@@ -223,7 +223,7 @@ def schema_of_csv(path: str, form: CsvFormat) -> pa.Schema:
 
     Raises:
         pa.ArrowInvalid: not CSV at all.
-        Rejected: text that is not UTF-8; a quote is not closed, or has text behind it.
+        Rejected: text that is not UTF-8; a quote that is not closed, or has text after it.
     """
     with _undecoded_lines_refused(path):
         with pa_csv.open_csv(

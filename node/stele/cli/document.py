@@ -63,7 +63,7 @@ class Document:
 
     @property
     def faults(self) -> int:
-        """How many there are so far."""
+        """The number of faults so far."""
         return len(self._faults)
 
     def refuse_faults(self) -> None:

@@ -58,7 +58,7 @@ def drop(name: str, keep_s: float | None, now: bool, yes: bool, masters: str, as
 
 
 def delete_for_good(name: str, yes: bool, masters: str, as_json: bool) -> None:
-    """Delete a table, once somebody has confirmed it. The table that the question named is deleted, by its id."""
+    """Delete a table, once somebody has confirmed it. Refused if the name means another table by then."""
     from stele.client.dropping import deletable
     from stele.model.errors import Rejected
 
@@ -66,7 +66,7 @@ def delete_for_good(name: str, yes: bool, masters: str, as_json: bool) -> None:
 
     async def work(client: AsyncClient) -> None:
         if asked and (await deletable(client, name)).table_id != asked:
-            raise Rejected(f"{name} is another table by now; look again")
+            raise Rejected(f"{name} now names another table than when you were asked; run the command again")
         await client.delete_table(name)
 
     with_client(masters, work)

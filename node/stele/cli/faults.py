@@ -31,7 +31,7 @@ class Faults:
     def __init__(self) -> None:
         self._told: list[str] = []
         self.count = 0
-        """How many there are so far."""
+        """The number of refused rows so far."""
         self._rejects: BinaryIO | None = None
 
     def keep_in(self, rejects: BinaryIO) -> None:

@@ -30,9 +30,9 @@ def ksck(masters: str, as_json: bool, timeout_s: float) -> None:
     """Check the cluster: masters, nodes, tablets, changes under way.
 
     Exit code 1 means NOT HEALTHY, WARNING or HIBERNATES. NOT HEALTHY: a tablet is not healthy. WARNING: a node is silent,
-    its disk is nearly full so that it refuses writes, or its clock is wrong. It is given, too, while a new replica holds other
-    rows than another voter. A registered node that has never started ("new") is named, but it is not a fault: no tablet needs it. HIBERNATES: its TabletCluster
-    hibernates or wakes, so tablets and nodes may be away.
+    its disk is nearly full so that it refuses writes, or its clock is wrong. Or a new replica holds other rows than another
+    voter. A registered node that has never started ("new") is named, but it is not a fault: no tablet needs it.
+    HIBERNATES: the TabletCluster hibernates or wakes, so tablets and nodes may be away.
 
     Example: stele ksck --masters 10.0.0.1:7051
     """

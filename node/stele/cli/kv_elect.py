@@ -71,7 +71,7 @@ class _Candidate:
             await asyncio.gather(changed, ended, return_exceptions=True)
 
     def lost(self) -> None:
-        """Say that this candidate may hold the name no more, before another can."""
+        """Say that this candidate no longer holds the name. Called before another candidate can take it."""
         if self._told == self._me:
             self._told = None
             if self._as_json:

@@ -99,7 +99,7 @@ def revoke(keyspace: str, lease: int, masters: str, timeout_s: float, as_json: b
 @timeout_option
 @json_option
 def leases(keyspace: str, masters: str, timeout_s: float, as_json: bool) -> None:
-    """List leases: how long each lives without and with its holder, and its keys.
+    """List leases with their keys. `ttl`: how long one lives without a sign of its holder; `left`: how long it lives at least.
 
     Example: stele kv leases settings
     """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stele.client import AsyncClient, AsyncWatch, KeyChange
 
 _LOOK_S, _PATIENCE_S = 0.2, 5.0
-"""An election takes less. What takes longer is told."""
+"""How often to check whether changes can come, and after how long to say that none can. An election takes less."""
 
 
 @click.command()
@@ -36,9 +36,9 @@ def watch(
 ) -> None:
     """Print each change of KEY, or of all keys, until interrupted: revision, put or delete, key, value.
 
-    Each change is printed once, in order. `stele kv list --json --revision` gives a revision to begin behind. While no
-    change can come, that is said once on standard error. Keys and values are printed as they are: with tabs or line ends in
-    them, use --json.
+    Each change is printed once, in order. `stele kv list --json --revision` gives a revision for --after. If no change can
+    come for some seconds, a line on standard error says so. Keys and values are printed as they are. If they have tabs or
+    line ends, use --json.
 
     Example: stele kv watch settings --prefix col
     """

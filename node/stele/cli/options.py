@@ -103,7 +103,7 @@ def refuse_unused(ctx: click.Context, name: str, command: click.Command) -> None
 def refuse_unclear(ctx: click.Context, name: str, command: click.Command, arguments: list[str]) -> None:
     """Raises UsageError for options after a command as `refuse_unclear_options` does.
 
-    Only for commands that call a cluster: a process is started with what a template says.
+    Only for commands that call a cluster. Nodes and masters are started from templates, so their options are not checked.
     """
     if any(isinstance(param, Shared) for param in command.params):
         refuse_unclear_options(click.Context(command, parent=ctx, info_name=name), arguments)

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 @click.option(
     "--again",
     is_flag=True,
-    help="A table that is there already and has the very rows of the backup counts as restored.",
+    help="A table that exists already counts as restored if it has exactly the rows of the backup.",
 )
 @masters_option
 @timeout_option

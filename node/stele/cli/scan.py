@@ -152,7 +152,10 @@ def scan(
         if max_staleness is not None:
             say(f"these are the rows of {scanner.age_s:.1f} s ago", err=True)
         if after is not None:
-            say(f"these are the changes up to {scanner.snapshot}: the next --since", err=True)
+            say(
+                f"these are the changes up to {scanner.snapshot}; for the next ones use it as --since",
+                err=True,
+            )
 
     async def show(scanner: AsyncScanner) -> None:
         if only_count:

@@ -44,7 +44,7 @@ class TableDefinition:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """A column of a definition. `column` is None if it has faults. So parts that name it are checked all the same."""
+    """A column of a definition. `column` is None if it has faults. Even then the parts that name it are checked."""
 
     id: int
     column: Column | None
@@ -54,13 +54,13 @@ Known = Mapping[str, _Given]
 """The columns by name."""
 _EXPECTED = "expected a TabletGroup, or a mapping with columns and primaryKey"
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
-"""How `describe --json` prints them."""
+"""How `describe --json` prints numbers that are not finite."""
 _API_VERSION = "stele.dev/v1alpha1"
 _RESOURCE_KEYS = ("apiVersion", "kind", "metadata", "spec", "status")
 _NOT_OURS = ("clusterRef", "deletionPolicy", "allowColumnDrop")
 """Fields of a TabletGroup that only the operator reads."""
 DELETION_POLICIES = ("Retain", "Delete")
-"""As in the CustomResourceDefinition."""
+"""The values of `deletionPolicy` in the CustomResourceDefinition."""
 _SPEC_KEYS = (
     *("name", "tableName", "replicationFactor", "columns", "primaryKey", "partitioning"),
     *("owner", "comment", "historyRetention"),
@@ -292,7 +292,7 @@ def _checked_for_the_operator(given: dict[str, Entry]) -> tuple[str, ...]:
 def _column(n: int, entry: Entry, primary: Collection[str]) -> tuple[str, Column | None]:
     """(name, column) of an entry; the column is None if the entry has faults. `primary`: the names in the key.
 
-    What is wrong with one field hides no fault of another one.
+    A fault of one field does not hide those of others.
     """
     before = entry.document.faults
     known = ("name", "type", "nullable", "default", "id", "renamedFrom")

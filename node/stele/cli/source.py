@@ -99,7 +99,7 @@ def opened(paths: Sequence[str], form: str, *, again: bool) -> Iterator[list[Inp
     CSV. The other formats are not read from front to back.
 
     Raises:
-        Rejected: an unknown suffix, no such file, standard input twice, or gzip there.
+        Rejected: an unknown suffix, no such file, standard input given twice, or gzip on standard input.
     """
     if paths.count(STANDARD_INPUT) > 1:
         raise Rejected("standard input (-) is named twice")
@@ -115,8 +115,7 @@ def opened(paths: Sequence[str], form: str, *, again: bool) -> Iterator[list[Inp
 
 
 def _begins_as_gzip(file: BinaryIO) -> bool:
-    """Whether a stream begins as gzip does. It takes no bytes; where they cannot be seen without that, the
-    answer is no."""
+    """Whether a stream begins as gzip does. Consumes no bytes. False for a stream that cannot be peeked into."""
     return isinstance(file, io.BufferedReader) and file.peek(2).startswith(_GZIP)
 
 

@@ -106,7 +106,7 @@ def verify(
 
 
 def _proof(report: Report) -> dict[str, Any]:
-    """What is kept of a check: of which bytes, with which tables, and what came of it."""
+    """What --record keeps of a check: the checksum of what was read, the tables compared, and the result."""
     return _as_json(report) | {
         "sha256": report.manifest.digest,
         "whole": not report.faults,

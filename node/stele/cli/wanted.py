@@ -64,7 +64,7 @@ def _override_option(command: F) -> F:
 
 
 def _kept(command: F) -> F:
-    """The arguments of a wish for a while: `park`, `fence`."""
+    """The arguments of commands that set a wanted state for a time: `park`, `fence`."""
     long = click.option(
         "--for", "for_s", metavar="TIME", callback=seconds_of, required=True, help="90s, 30m, 2h, 1d."
     )
@@ -72,7 +72,7 @@ def _kept(command: F) -> F:
 
 
 def _taken_back(command: F) -> F:
-    """The arguments of what takes a wish back."""
+    """The arguments of commands that cancel a wanted state: `undrain`, `unpark`, `unfence`."""
     return _node_argument(_override_option(masters_option(json_option(command))))
 
 
@@ -276,8 +276,8 @@ async def _tell_why(client: AsyncClient, node: NodeStatus, *, err: bool) -> None
 
 
 async def _until_empty(client: AsyncClient, node: NodeStatus, *, retired: bool, err: bool) -> NodeStatus:
-    """Print how much is left whenever it changes. Ends when nothing names the node, or when its drain was
-    cancelled. Returns the node as it is then."""
+    """Print how much is left whenever it changes. Ends when no configuration and no change under way names the
+    node. Returns the node as it is then. Raises Rejected if its drain was cancelled."""
     from stele.client.admin import node_status_of
     from stele.model.errors import Rejected, Retryable
 
@@ -286,7 +286,7 @@ async def _until_empty(client: AsyncClient, node: NodeStatus, *, retired: bool, 
         if node.wanted.name not in ("DRAINED", "RETIRED"):
             raise Rejected(f"{node.label} is {in_words(node)} again; somebody cancelled the drain")
         if node.empty and (not retired or node.seen == "retired"):
-            say(f"{node.label} is {in_words(node)}: nothing names it any more", err=err)
+            say(f"{node.label} is {in_words(node)}: it has no replicas left", err=err)
             return node
         if _left(node) != told:
             told, moved_s, hinted = _left(node), time.monotonic(), False

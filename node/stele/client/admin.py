@@ -80,7 +80,7 @@ async def form_masters(addresses: Sequence[str], *, cluster_id: str = "") -> tup
     Raises:
         Retryable: UNAVAILABLE: one does not answer. NOT_READY: one has not formatted its volume yet.
         Rejected: they belong to different clusters, or to another one than `cluster_id`, or were formed
-            otherwise.
+            with other masters.
     """
     pool = ChannelPool(Identity())
     try:
@@ -105,8 +105,8 @@ async def form_masters(addresses: Sequence[str], *, cluster_id: str = "") -> tup
                 raise Rejected(f"{address} is not a master but a {status.role or 'process'}")
             if not status.format_id:
                 raise Retryable(
-                    f"master {address} has not formatted its volume: it asks the other first masters, all of "
-                    "which must be started",
+                    f"master {address} has not formatted its volume: it waits for the other first masters; "
+                    "start all of them",
                     code=Code.NOT_READY,
                 )
             request.masters.add(node_id=status.node_id, format_id=status.format_id, address=status.address)

@@ -26,7 +26,7 @@ _HYBRID_TIME_MAX = (1 << 63) - 1
 _SNAPSHOT_MAX = int(from_datetime(datetime.datetime.max))
 """The last time that a datetime can hold."""
 THIS_CLOCK = "this machine's clock"
-"""How messages call the clock that this process reads."""
+"""What messages call the clock that this process reads."""
 _REPLICATION_FACTOR_MAX = (1 << 32) - 1
 """The most that a message can hold. The masters decide which values are possible."""
 
@@ -123,7 +123,7 @@ def replication_factor(given: Any) -> int:
 def snapshot(given: Any, what: str = "snapshot", called: str = "") -> int:
     """A hybrid time, also from a datetime, which is UTC without a time zone. 0 means now; None gives 0.
 
-    `called`: how a message calls the time, if it is no snapshot."""
+    `called`: what a message calls the time, if it is no snapshot."""
     if given is None:
         return 0
     if isinstance(given, datetime.datetime):
@@ -135,7 +135,7 @@ def snapshot(given: Any, what: str = "snapshot", called: str = "") -> int:
         try:
             found = whole_number(given, what, least=0, most=_SNAPSHOT_MAX)
         except Rejected:
-            expected = "a hybrid time, a whole number as now() of a client gives, or a datetime"
+            expected = "a hybrid time (a whole number, as now() of a client gives) or a datetime"
             raise refusal(what, given, expected) from None
     if found > _HYBRID_TIME_MAX:  # only nodes judge others, by their own clocks
         now_us = time.time_ns() // 1_000

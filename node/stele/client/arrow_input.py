@@ -113,8 +113,9 @@ def fit(
     Values that do not fit are null in the result. `begun`: earlier rows of this write were already accepted.
 
     Raises:
-        UnfitColumns: or Rejected if `begun`; lists all faults: unknown columns, missing ones, types that cannot be cast. Also text in
-            which no value fits, because such a column has another kind of data; not if the write has begun.
+        UnfitColumns: lists all faults: unknown columns, missing ones, and types that cannot be cast. A column of text in
+            which no value fits is one, too, because it holds other data.
+        Rejected: in place of UnfitColumns if `begun`. A column of text without a fitting value is then no fault.
     """
     faults = [f"unknown column {_named(name)}" for name in batch.schema.names if name not in schema.by_name]
     wanted = schema.key_columns if op in DELETES else schema.columns
@@ -158,8 +159,8 @@ def _says_text(type_: pa.DataType) -> bool:
 
 
 def _why_refused(column: Column, scalar: pa.Scalar, why: str) -> str:
-    """Why a value was refused. For a number: in the words of a session. A session refuses some texts and
-    dates that are accepted here, so its words would not fit them."""
+    """The message for a refused value. For a number it is the message of a session. Not for texts and dates:
+    a session refuses some that are accepted here."""
     value = python_value(scalar)
     told = column.fault(value) if isinstance(value, (int, float, Decimal)) else ""
     return told or f"column {column.name}: {shown(value)} is not {column.a_type} ({why})"

@@ -45,7 +45,7 @@ TIMEOUT_S = 30.0
 DELETE_TIMEOUT_S = 15.0
 _LOCATE_AT_LEAST_S = 0.1
 _NEXT_STEPS = {"table": ("table", Advice.LIST_TABLES), "keyspace": ("key space", Advice.CREATE_KEYSPACE)}
-"""For each kind of name: how to call it, and what to do if there is none."""
+"""For each kind of name: what to call it, and what to do if there is none."""
 _pandas_sought = threading.Event()
 
 
@@ -153,8 +153,8 @@ class AsyncClient:
         """Record another client's token, so that later scans here see what that client had seen.
 
         Raises:
-            Rejected: it is not a token, or is a minute or more ahead of this machine's clock; no table could
-                be read then.
+            Rejected: it is not a token, or is a minute or more ahead of this machine's clock. No table can be
+                read at such a time.
         """
         token = arguments.whole_number(timestamp, "timestamp", least=0)
         if is_far(token):
@@ -242,9 +242,9 @@ class AsyncClient:
         """Delete a table or key space for good. Its name is free as soon as the masters have deleted it. A dropped one is
         named by its id, or the first 8 digits of that.
 
-        Once this has returned, no later write to the table is acknowledged, whoever sends it. This client's own
-        tables, sessions and key spaces of it raise Rejected NOT_FOUND. So it waits until a majority of each
-        tablet's replicas are gone. `timeout_s`: how long to wait for the next node that answers.
+        Once this has returned, no later write to the table is acknowledged, whoever sends it. So the call waits until
+        a majority of each tablet's replicas are gone. `timeout_s`: how long to wait for the next node that answers.
+        This client's own tables, sessions and key spaces of it raise Rejected NOT_FOUND from then on.
 
         Raises:
             Rejected: NOT_FOUND: there is none of this name.
@@ -368,7 +368,8 @@ class AsyncClient:
     def open_planned(self, plan: WritePlan) -> AsyncTable:
         """Open the table of a plan without asking the masters. They are asked once its tablets have moved.
 
-        Whoever made the plan has reached the masters, so the first contact has the patience of each call.
+        Whoever made the plan has reached the masters. So this client looks for them as long as each call may take, not only
+        for `first_contact_s`.
 
         Raises:
             Rejected: WRONG_CLUSTER: this client has met another cluster.
@@ -471,8 +472,8 @@ def _import_pandas() -> None:
 
 @contextmanager
 def unmasked(exc: BaseException | None) -> Iterator[None]:
-    """For the end of a `with` block that `exc` left: a second error is added to `exc` as a note, and does not
-    hide it."""
+    """Run the cleanup at the end of a `with` block. If `exc` ended the block, an error of the cleanup is added
+    to `exc` as a note, so that it does not hide `exc`."""
     try:
         yield
     except Exception as error:
@@ -483,7 +484,7 @@ def unmasked(exc: BaseException | None) -> Iterator[None]:
 
 @contextmanager
 def _advised(message: str, advice: Advice, name: str) -> Iterator[None]:
-    """A NOT_FOUND in this context is raised with `message` and the next step."""
+    """Within the block: a NOT_FOUND is raised again with `message` and the next step."""
     try:
         yield
     except Rejected as exc:

@@ -22,10 +22,10 @@ from stele.rpc.proto import tserver_pb2
 
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.01, 0.1
 LARGE_BYTES = 64 << 10
-"""While a node refuses requests, one of this size or more is not tried: it waits for its turn (see
-stele.client.brake)."""
+"""While a node refuses requests, a request of this size or more is not sent at once. It waits for its turn
+(see stele.client.brake)."""
 ATTEMPT_TIMEOUT_S = 2.0
-"""The time of the first attempt. It doubles with each attempt that timed out."""
+"""The time limit of the first attempt. It doubles with each attempt that timed out."""
 _ATTEMPT_AT_LEAST_S = 0.05
 _INTERNAL_TRIES = 3
 
@@ -62,8 +62,8 @@ _NOT_PROPOSED = frozenset(
         Code.DIGEST_MISMATCH,
     )
 )
-"""Codes given before a proposal, also by a leader of another release. CHANGE_IN_PROGRESS may come from an
-earlier attempt of the same write, which ends soon."""
+"""Codes that a leader of any release gives only before it proposes. CHANGE_IN_PROGRESS may mean that an
+earlier attempt of the same write is still under way. That one ends soon, so the request is sent again."""
 _MAYBE_DONE = frozenset(
     (Code.UNAVAILABLE, Code.TIMED_OUT, Code.UNKNOWN_OUTCOME, Code.INTERNAL, Code.IO_ERROR)
 )
@@ -106,7 +106,7 @@ class Way:
         """The attempts after a first one to `target` that failed. Returns the answer, or the error to
         raise.
 
-        An attempt that `deadline` cuts off says less than the refusal before it: that one is raised then."""
+        If `deadline` cuts an attempt off, the refusal before it is returned, because it says more."""
         attempt_s, backoff_s = ATTEMPT_TIMEOUT_S, BACKOFF_FIRST_S
         said, cut_off = error, False
         maybe_done, failures_inside = False, 0
@@ -129,9 +129,8 @@ class Way:
                         f"the tablet has forgotten this client id: {error.args[0]}", code=Code.NO_QUORUM
                     )
                 return Rejected(
-                    f"this machine's clock is late: new client ids are older than those that tablet "
-                    f"{self._place.tablet_id[:8]} has forgotten after 15 minutes; set the clock, then write again; nothing was "
-                    "done",
+                    f"this machine's clock is behind: to tablet {self._place.tablet_id[:8]} a new client id looks "
+                    "like one that it has forgotten after 15 minutes; set the clock, then write again; nothing was done",
                     code=Code.CLOCK_BEHIND,
                 )
             wait_s = error.retry_after_ms / 1_000
@@ -200,8 +199,8 @@ class Way:
         target: ReplicaPlace,
         stream: NodeStream,
     ) -> Response:
-        """As `_ask`, when it is this request's turn among those that the node refused. TimeoutError: its turn
-        never came."""
+        """As `_ask`, but wait first for this request's turn among those that the node refused. Raises
+        TimeoutError if its turn did not come in time."""
         size = request.ByteSize()
         async with asyncio.timeout(deadline - time.monotonic() - _ATTEMPT_AT_LEAST_S):
             await stream.brake.begin(size)
@@ -221,8 +220,8 @@ class Way:
     def _address(
         self, request: tserver_pb2.ClientRequest, timeout_s: float, sequencer: Sequencer | None
     ) -> None:
-        """Set what differs between attempts. The node stops waiting a little earlier, so that it can say so
-        in time."""
+        """Set what differs between attempts. The node stops waiting a little before the caller does, so that
+        it can say so in time."""
         deadline_ms = max(1, int(timeout_s * 900))
         kind = request.WhichOneof("body")
         tablet_id = id_to_pb(self._place.tablet_id)
@@ -279,8 +278,8 @@ class Asking:
     """One request to a tablet. `ended` is called once, in a later turn of the loop, with the answer or a
     SteleError.
 
-    If the request is cancelled, `ended` is told that, then or within `cancel`. The first attempt needs no
-    task, and nearly every request ends with it. Later attempts use one.
+    If the request is cancelled, `ended` gets a CancelledError, within `cancel` or in a later turn. The first
+    attempt needs no task, and nearly every request ends with it. Later attempts use one.
     """
 
     __slots__ = (
@@ -339,7 +338,7 @@ class Asking:
             self._ended(asyncio.CancelledError())
 
     def _left(self) -> None:
-        """The first attempt has ended."""
+        """Forget the first attempt, which has ended."""
         self._stream = None
         self._way.search.end(self._number)
 

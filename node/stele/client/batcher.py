@@ -33,7 +33,7 @@ BLOCK_ROWS_MAX = 8_192
 BLOCK_BYTES_MAX = 4 << 20
 """A block has at most this many bytes of rows, unless it is a single row."""
 GATE_S = 0.05
-"""How long one tablet's block may delay the blocks for other tablets, once."""
+"""Seconds after which the next round begins although a tablet has not answered. A slow tablet is waited for only once."""
 _LOOK_S = 0.5  # how often a close checks whether anybody still waits
 
 
@@ -91,7 +91,7 @@ class Batcher:
         return future
 
     def adopt(self, schema: Schema) -> None:
-        """Take a newer schema of the table. Rows that were dealt out already leave with the one before."""
+        """Take a newer schema of the table. Rows that were dealt out already leave with the earlier schema."""
         self._schema = schema
         self._dealer = Dealer(schema, self.in_force.partitioning)
 

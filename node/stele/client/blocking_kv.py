@@ -137,8 +137,8 @@ class KeySpace:
         prefix: bytes | str | None = None,
         after: int | None = None,
     ) -> Watch:
-        """Watch one key, or those that begin with `prefix`, or all. Changes behind revision `after` come; None: from
-        now on.
+        """Watch one key, or those that begin with `prefix`, or all. It gives the changes after revision `after`; None:
+        those from now on.
 
         Each change comes once, in order of the revisions. Those of one write come together. It goes on at a new
         leader. Raises Rejected COMPACTED, if nodes no longer keep changes from so long ago; also later, if the caller
@@ -165,7 +165,7 @@ class KeySpace:
         return Lease(self._client, self._client.run(self._keyspace.lease(ttl_s)))
 
     def keep_lease(self, lease: int) -> Lease:
-        """Keep a lease alive from here on that was taken elsewhere, by its id. Raises Rejected LEASE_LOST if it is gone.
+        """From now on, keep a lease alive that was taken elsewhere. `lease`: its id. Raises Rejected LEASE_LOST if it is gone.
 
         Example:
             >>> taken = space.lease(10)
@@ -187,8 +187,8 @@ class KeySpace:
         return self._client.run(self._keyspace.revoke_lease(lease.id if isinstance(lease, Lease) else lease))
 
     def leases(self) -> tuple[KeyLease, ...]:
-        """All leases, with their keys, in order of their ids. Many are read in parts, each as it is at that moment. Raises what
-        `replace` raises.
+        """All leases, with their keys, in order of their ids. If there are many, they are read with several requests, so not all
+        at one moment. Raises what `replace` raises.
 
         Example:
             >>> with space.lease(10) as lease:
@@ -200,8 +200,8 @@ class KeySpace:
     def elect(self, name: str, candidate: str, *, lease: Lease | int | None = None) -> str:
         """Become the holder of `name` if nobody is. Returns the present holder. Raises what `replace` raises.
 
-        With a lease, the name is free again once that has ended: hold the name only while `lease.alive`. Without one, it is
-        held until its key is deleted.
+        With a lease, the name is free again once the lease has ended: hold the name only while `lease.alive`. Without a
+        lease, it is held until its key is deleted.
 
         Example:
             >>> lease = space.lease(10)
@@ -233,7 +233,7 @@ class Watch:
     Example:
         >>> with space.watch() as watch:
         ...     revision = space.delete("colour"), space.replace("colour", "blue")
-        ...     for write in watch:  # to delete what is not there changes nothing
+        ...     for write in watch:  # deleting a missing key is no change
         ...         print(write.changes[0].key, write.changes[0].value)
         ...         break
         b'colour' b'blue'
@@ -248,7 +248,7 @@ class Watch:
 
     @property
     def revision(self) -> int:
-        """All changes up to this revision were given. Another watch may begin behind it.
+        """All changes up to this revision were given. Another watch may begin after it.
 
         Example:
             >>> with space.watch() as watch:
@@ -315,7 +315,7 @@ class Lease:
 
     @property
     def ttl_s(self) -> float:
-        """For how many seconds it lives without a sign of its holder.
+        """How many seconds the lease lives without a sign of its holder.
 
         Example:
             >>> with space.lease(10) as lease:
@@ -326,7 +326,7 @@ class Lease:
 
     @property
     def alive(self) -> bool:
-        """Whether nobody else can have what this lease holds. Look right before each step that needs it.
+        """Whether the lease is alive: nobody else can have what it holds. Check this right before each step that needs it.
 
         Example:
             >>> with space.lease(10) as lease:
@@ -337,7 +337,7 @@ class Lease:
 
     @property
     def left_s(self) -> float:
-        """For how many seconds it is alive at least; 0 if it is lost.
+        """How many more seconds the lease is alive at least; 0 if it is lost.
 
         Example:
             >>> with space.lease(10) as lease:
@@ -359,7 +359,7 @@ class Lease:
         return self.asynchronous.lost_by
 
     def keep(self) -> None:
-        """Send a sign now, and wait until it is confirmed. That is done in the background, too. Raises Rejected
+        """Send a sign now, and wait until it is confirmed. The lease sends signs in the background, too. Raises Rejected
         LEASE_LOST; also what `replace` raises.
 
         Example:
@@ -391,7 +391,7 @@ class Lease:
         self._client.run(self.asynchronous.revoke())
 
     def close(self) -> None:
-        """Send no more signs. It is called lost from now on; its keys end once its time has passed.
+        """Send no more signs. The lease counts as lost from now on. Its keys are removed once its time has passed.
 
         Example:
             >>> lease = space.lease(10)

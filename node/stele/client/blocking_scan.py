@@ -34,7 +34,7 @@ class Scanner:
 
     @property
     def snapshot(self) -> int:
-        """The hybrid time at which it reads; for changes, the time up to which. Give it to the next call of
+        """The hybrid time at which the scan reads. A scan of changes reads up to it: give it to the next call of
         `changes` as `after`.
 
         Example:
@@ -45,7 +45,7 @@ class Scanner:
 
     @property
     def age_s(self) -> float:
-        """How many seconds before this scan was made its snapshot lies, by this machine's clock; 0 if it does not.
+        """How old the snapshot was when this scan was made, in seconds by this machine's clock; 0 if it was not in the past.
 
         Example:
             >>> table.scan(max_staleness=10.0).age_s <= 10

@@ -314,7 +314,8 @@ class Table:
     ) -> list[Any]:
         """The present rows with these keys, in the same order; None for each key without a row.
 
-        Each row is as `get` would give it, and as new as the call. But they are not of one moment: use `scan` for that.
+        Each row is as `get` would give it, with all that was acknowledged before this call. The rows may be of different
+        moments: use `scan` to read all at one.
         Many keys leave with one request, so this is many times faster than one `get` after another.
 
         `max_staleness`, `snapshot`: as for `get`. With `max_staleness` there is an `AgedRow` for each key.
@@ -345,7 +346,7 @@ class Table:
         `data`: pyarrow's, a frame of pandas or polars, or anything else that gives an Arrow stream, such as a
         scan. Of a pandas frame a named index is written as columns.
 
-        `on_rows` is called in the client's thread with the number of rows acknowledged.
+        `on_rows` is called in the client's thread with the number of rows of each acknowledged block.
 
         `part`: part of a job, see `stele.Job`. A row whose key an earlier attempt at this part has written counts as
         written, and changes nothing. `durability`: as for `put`, for each block; the result says what they got.

@@ -64,8 +64,8 @@ class Brake:
     def end(self, size: int, code: Code | None) -> None:
         """A request that began has ended with `code`; None: its caller left.
 
-        If the node neither accepted it nor was THROTTLED, the node may be gone, so nobody waits for turns
-        there."""
+        If the node neither accepted it nor answered THROTTLED, the node may be gone. Then nobody waits for a
+        turn there any more."""
         self._leave(size)
         if code is not Code.THROTTLED:
             self._pause_s = max(self._pause_s / 2, PAUSE_FIRST_S)

@@ -363,7 +363,7 @@ class BulkWriter:
         return encode_block(ops, self._column_ids, rows, self._schema.version)
 
     def _put_back(self, ordinal: int, rows: pa.RecordBatch, positions: npt.NDArray[np.int64]) -> None:
-        """Nothing came of this block: its rows wait again, ahead of the others."""
+        """This block was not written: its rows wait again, ahead of the others."""
         self._pending[ordinal].appendleft((rows, positions))
         self._pending_rows[ordinal] += len(positions)
         del self._under_way[ordinal]
@@ -414,7 +414,7 @@ class BulkWriter:
 
 
 def _fitting(rows: pa.RecordBatch, room: int) -> int:
-    """The number of first rows that take at most `room` bytes."""
+    """How many of the first rows fit into `room` bytes."""
     if rows.nbytes <= room:
         return int(rows.num_rows)
     return bisect.bisect_right(range(rows.num_rows + 1), room, key=lambda n: rows.slice(0, n).nbytes) - 1

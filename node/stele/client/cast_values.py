@@ -20,7 +20,7 @@ _NUMBER_TEXT = r"(?i)^\s*[+-]?([0-9.]+(e[+-]?[0-9]+)?|inf(inity)?|nan.*)\s*$"
 _TIME_TEXT = r"^\s*[+-]?[0-9]+-?[0-9]"
 _BOOL_TEXT = r"(?i)^\s*(true|false|[01])\s*$"
 _ROUNDED = 1e23
-"""The first power of ten that no double holds exactly. This double is slightly less."""
+"""10^23, the first power of ten that no double holds exactly. This double, the nearest one, is slightly less."""
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 

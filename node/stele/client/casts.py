@@ -81,7 +81,7 @@ def _check(array: pa.Array, same: pa.Array, why: str) -> None:
 
 
 def python_value(scalar: pa.Scalar) -> Any:
-    """A scalar as a Python value; its number, or its bytes, if Python has none for it."""
+    """A scalar as a Python value. If Python has no value for it: its number, or its bytes."""
     if isinstance(scalar, pa.DictionaryScalar):
         scalar = scalar.value
     try:

@@ -1,7 +1,7 @@
 """What a scan of changes asks for. Pure; used by table.py.
 
-Invariant: the key columns are always among the columns. So a reader knows what was deleted, and a broken scan goes on behind
-its last row.
+Invariant: the key columns are always among the columns. So a reader knows what was deleted, and a scan that broke off goes on
+after its last row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _AFTER, _UPTO = "the time after which to read changes,", "the time up to which t
 
 
 def change_times(after: Any, upto: Any, now: Callable[[], int]) -> tuple[int, int]:
-    """Both times as hybrid times. `now` is called if `upto` is none."""
+    """Both times as hybrid times. `now` is called if `upto` is None."""
     begin = arguments.snapshot(after, "after", _AFTER)
     if not begin:
         raise arguments.refusal("after", after, "the snapshot of a scan, or the time after which to read")
@@ -38,10 +38,11 @@ def change_times(after: Any, upto: Any, now: Callable[[], int]) -> tuple[int, in
 
 
 def change_plan(planned: ScanPlan, after: int, *, every: bool) -> ScanPlan:
-    """The plan of a scan as one of changes after this time, up to its snapshot. Key columns that it lacks come first.
+    """Turn the plan of a scan into one that reads the changes after this time, up to its snapshot. Key columns that the plan
+    lacks are added in front.
 
     Raises:
-        Rejected: a column is called `_op` or `_ts`, as those that changes add.
+        Rejected: a column is called `_op` or `_ts`: changes have columns of these names.
     """
     wanted = planned.spec.column_ids
     keys = tuple(int(i) for i in planned.schema.key_column_ids if i not in wanted)

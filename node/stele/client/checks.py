@@ -1,4 +1,4 @@
-"""Checks before a question: what would be refused, so that a command asks only about what can be done.
+"""Checks whether a request would be refused, before a command asks its user to confirm it.
 
 Used by the command line. Changes nothing. A check reads one view of the cluster, so the masters check again when
 they are asked to act.
@@ -61,15 +61,15 @@ async def check_forget(masters: Masters, given: str, *, timeout_s: float = 15.0)
 
 
 async def check_finalize(masters: Masters, *, timeout_s: float = 15.0) -> ClusterVersions:
-    """What is finalized now. Raises as `finalize_version` does."""
+    """The cluster's versions, if `finalize_version` would succeed. Raises as it does."""
     return finalizable(await cluster_view(masters, timeout_s=timeout_s))
 
 
 def finalizable(view: master_pb2.GetClusterViewResponse) -> ClusterVersions:
-    """The versions in a view.
+    """The versions in a view, if the newest one is finalized or can be.
 
     Raises:
-        Rejected: UNSAFE_CHANGE: there is a newer one, but a member is silent, or does not read it.
+        Rejected: UNSAFE_CHANGE: there is a newer version, but a member is silent, or does not read it.
     """
     found = versions_of(view)
     if found.finalized >= found.newest:

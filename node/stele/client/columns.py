@@ -51,7 +51,7 @@ def column(name: str, type: str, *, nullable: bool = False, default: Any = None)
 
 
 def _json(value: Any, name: str) -> Any:
-    """A default as definitions of tables have it."""
+    """A default as JSON text, the form in definitions of tables."""
     match value:
         case bool() | int() | float() | str():
             return value

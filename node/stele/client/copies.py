@@ -1,4 +1,5 @@
-"""Replicas that heals and moves made: does each hold the rows of another voter? From the masters' view. Used by the command line.
+"""Which replicas that heals and moves made hold the same rows as another voter, as the masters record it. Used by the command
+line.
 
 Pure but for `compared_copies`, which fetches the view. Invariant: a replica without a comparison on record never counts as equal.
 """
@@ -91,9 +92,9 @@ def _name(node_id: str, names: Mapping[str, str] | None) -> str:
 
 
 async def compared_copies(client: AsyncClient, table: str = "") -> list[ReplicaCopy]:
-    """The replicas that heals and moves made, of one table or of all. None of a table that was never healed.
+    """The replicas that heals and moves made, of one table or of all. A table that was never healed has none.
 
-    Of replicas that are equal a tablet keeps the newest alone.
+    If several replicas of a tablet were found equal, only the newest one stays on record.
 
     Raises:
         SteleError: no master leads.
@@ -112,7 +113,7 @@ def copies_in(view: master_pb2.GetClusterViewResponse) -> list[ReplicaCopy]:
 
 
 def copies_of(tablet: master_pb2.TabletViewPB, now_us: int) -> list[ReplicaCopy]:
-    """Those of one tablet. `now_us`: the wall clock of the master, as the view has it."""
+    """The replicas of one tablet that heals and moves made. `now_us`: the wall clock of the master, as the view has it."""
     nodes = {peer.replica_id: id_from_pb(peer.node_id) for peer in tablet.committed_config.peers}
     return [
         ReplicaCopy(
@@ -128,7 +129,7 @@ def copies_of(tablet: master_pb2.TabletViewPB, now_us: int) -> list[ReplicaCopy]
 
 
 def differing(copies: Iterable[ReplicaCopy]) -> list[ReplicaCopy]:
-    """Those that hold other rows than another voter."""
+    """Those of `copies` that hold other rows than another voter."""
     return [copy for copy in copies if copy.record.differs]
 
 

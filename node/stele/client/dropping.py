@@ -40,7 +40,7 @@ class DroppedTable:
     `client.dropped_tables`.
 
     Attributes:
-        name: The one that it had. Another table may have it by now.
+        name: Its name before the drop. Another table may have this name by now.
         table_id: 32 hex digits, which `recall_table` takes, too.
         kind: "table" or "keyspace".
         dropped: When, by the clock of the master that led then.
@@ -124,7 +124,7 @@ async def dropped(ask: Ask) -> list[DroppedTable]:
 
 
 async def keep_dropped_s(masters: Masters) -> float:
-    """For how many seconds dropped tables can be recalled, unless their drop says otherwise."""
+    """For how many seconds dropped tables can be recalled, unless `drop` was given another time."""
     answer = await masters.call("ListTables", master_pb2.ListTablesRequest())
     if not answer.keep_dropped_ms:
         raise Rejected(
@@ -135,7 +135,7 @@ async def keep_dropped_s(masters: Masters) -> float:
 
 
 async def set_keep_dropped(masters: Masters, keep_s: float) -> float:
-    """Set that for tables dropped from now on. Returns the seconds before.
+    """Set for how many seconds tables that are dropped from now on can be recalled. Returns the earlier setting.
 
     Raises:
         Rejected: INVALID_ARGUMENT: less than a second, or more than a year.

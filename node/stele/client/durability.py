@@ -59,12 +59,13 @@ def durability_of(durability: Any) -> Durability:
 
 
 def got(answer: tserver_pb2.WriteResponse) -> Durability:
-    """What a write got, as its leader said. A leader of an earlier release says nothing: it has waited for the commit."""
+    """What a write got, as its leader said. A leader of an earlier release says nothing, because it always waits for the
+    commit."""
     return Durability.MEMORY if answer.durability == tserver_pb2.MEMORY else Durability.SYNCED
 
 
 class Row(asyncio.Future[Any]):
-    """The future of a row whose caller has said what is enough. Its result is a Written."""
+    """The future of a row whose caller asked for a durability. Its result is a Written."""
 
     def __init__(self, durability: Durability) -> None:
         super().__init__(loop=asyncio.get_running_loop())
@@ -72,12 +73,12 @@ class Row(asyncio.Future[Any]):
 
 
 def enough_for(rows: Sequence[asyncio.Future[Any]]) -> Durability:
-    """What is enough for all rows of a block: the most that one of them asks for."""
+    """The durability for a block of these rows: the highest that one of them asks for."""
     if all(type(row) is Row and row.durability is Durability.MEMORY for row in rows):
         return Durability.MEMORY
     return Durability.SYNCED
 
 
 def written(answer: tserver_pb2.WriteResponse) -> Written:
-    """The result of such a row."""
+    """The result of a `Row`."""
     return Written(answer.timestamp, got(answer))

@@ -146,7 +146,7 @@ class ClusterHealth:
     waiting: list[str] = field(default_factory=list)
     """Who waits for the change budget."""
     held: str = ""
-    """Why nobody heals, in words, as the cluster hibernates or wakes; "": somebody may."""
+    """Why healing is paused, in words: the cluster hibernates or wakes. "" if it is not paused."""
     differing: list[str] = field(default_factory=list)
     """Replicas that heals and moves made and that hold other rows than another voter, in words."""
 

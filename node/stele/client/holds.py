@@ -2,7 +2,7 @@
 
 Asks the leader of each tablet. Every request may be repeated, so it is sent again until somebody answers it.
 
-Invariant: whoever is told that a hold was taken or renewed has it on each tablet named in the answer, at the same time.
+Invariant: when a call returns that a hold was taken or renewed, each tablet named in the answer has the hold.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class TableHold:
         name: What it is called.
         since: The hybrid time from which on all changes can be read.
         expires: When it ends, unless it is renewed.
-        max_bytes: What it may keep in each replica of a tablet.
-        bytes: About what it keeps in that replica where it keeps most, as last measured.
+        max_bytes: How many bytes of old rows it may keep in each replica of a tablet.
+        bytes: About how many it keeps in one replica, where it keeps most, as last measured.
         broken: Why it keeps nothing any more; "" while it does.
         tablets: The ids of the tablets that have it.
         tablets_without: The number of the table's other tablets.
@@ -177,7 +177,7 @@ class TableHolds:
     ) -> pb.HoldHistoryResponse | None:
         """The answer of a tablet's leader; None: its range was dropped.
 
-        An attempt that `until` cuts off says less than the refusal before it: that one is raised then."""
+        If `until` cuts an attempt off, the refusal before it is raised, because it says more."""
         said: SteleError | None = None
         while not place.dropped:
             rest_s = until - time.monotonic()
@@ -212,7 +212,7 @@ class TableHolds:
         return None
 
     def _merged(self, found: dict[str, Sequence[pb.HoldPB]]) -> dict[str, TableHold]:
-        """The holds by name: of their tablets, the latest time, the earliest end, and the highest cost."""
+        """The holds by name, merged from their tablets: the latest `since`, the earliest end, and the highest cost."""
         of_name = defaultdict[str, dict[str, pb.HoldPB]](dict)
         for tablet_id, held in found.items():
             for each in held:

@@ -60,7 +60,7 @@ class KeySnapshot:
     revision: int
     keys: tuple[KeyValue, ...]
     age_s: float = 0.0
-    """All changes that were acknowledged so many seconds before the call are in it; 0: all of before the call."""
+    """The snapshot has all changes that were acknowledged this many seconds before the call; 0: all until the call."""
 
 
 class AsyncKeySpace:
@@ -154,7 +154,8 @@ class AsyncKeySpace:
         prefix: bytes | str | None = None,
         after: int | None = None,
     ) -> AsyncWatch:
-        """Watch one key, or those that begin with `prefix`, or all. Changes behind revision `after` come; None: from now on.
+        """Watch one key, or those that begin with `prefix`, or all. It gives the changes after revision `after`; None: those
+        from now on.
 
         Each change comes once, in order of the revisions. Those of one write come together. It goes on at a new leader.
 
@@ -182,7 +183,7 @@ class AsyncKeySpace:
         return watch
 
     def _ensure_version(self, what: str) -> None:
-        """Refuse what earlier programs do not know, before the upgrade is finalized."""
+        """Raise UNSUPPORTED_VERSION until the upgrade is finalized: earlier programs do not know `what`."""
         present = self._tablet.cluster_version
         if present < VERSION_NEEDED:
             raise Rejected(
@@ -224,7 +225,7 @@ class AsyncKeySpace:
         return made
 
     async def keep_lease(self, lease: int) -> AsyncLease:
-        """Keep a lease alive from here on that was taken elsewhere, by its id. Raises Rejected LEASE_LOST if it is gone."""
+        """From now on, keep a lease alive that was taken elsewhere. `lease`: its id. Raises Rejected LEASE_LOST if it is gone."""
         self._ensure_version("a lease")
         made = self._lease(self._lease_id(lease), 0.0)
         await made.keep()
@@ -239,7 +240,8 @@ class AsyncKeySpace:
         return (await self._ask(tserver_pb2.KV_LEASE_REVOKE, b"", b"", lease)).revision
 
     async def leases(self) -> tuple[KeyLease, ...]:
-        """All leases, with their keys, in order of their ids. Many are read in parts, each as it is at that moment."""
+        """All leases, with their keys, in order of their ids. If there are many, they are read with several requests, so not all
+        at one moment."""
         self._ensure_version("a lease")
         found = list[KeyLease]()
         while True:
@@ -268,8 +270,8 @@ class AsyncKeySpace:
     async def elect(self, name: str, candidate: str, *, lease: AsyncLease | int | None = None) -> str:
         """Become the holder of `name` if nobody is. Returns the present holder.
 
-        With a lease, the name is free again once that has ended: hold the name only while `lease.alive`. Without one, it is
-        held until its key is deleted. Raises Rejected LEASE_LOST.
+        With a lease, the name is free again once the lease has ended: hold the name only while `lease.alive`. Without a
+        lease, it is held until its key is deleted. Raises Rejected LEASE_LOST.
         """
         while True:
             try:
@@ -291,7 +293,7 @@ class AsyncKeySpace:
                 return holder.decode("utf-8", "replace")
 
     async def _renewed(self, name: str, candidate: str, lease: AsyncLease | int) -> bool:
-        """Attach a name to this lease that the same candidate took with another. False: it was lost meanwhile."""
+        """Attach to this lease a name that the same candidate took with another lease. False: the name was lost meanwhile."""
         try:
             await self.write({name: candidate}, when={name: candidate}, lease=lease)
         except Rejected as exc:
@@ -351,7 +353,7 @@ class AsyncKeySpace:
         return await self._send(request, [request.key])
 
     async def _send(self, request: tserver_pb2.KvRequest, keys: Iterable[bytes]) -> tserver_pb2.KvResponse:
-        """Ask the leader. `keys`: those that an error may name."""
+        """Ask the leader. `keys`: the keys that an error may name."""
         self._tablet.ensure_open()
         try:
             return await self._tablet.kv(request, timeout_s=self._timeout_s)

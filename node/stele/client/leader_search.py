@@ -3,9 +3,9 @@
 One per TabletClient. A leader that is cut off or stopped refuses nothing, and its connection stays open until
 pings fail. The others have long elected a new leader by then.
 
-Invariants: requests are abandoned only for the leader of the newest term that any replica reported, the
-silent one included. They are never abandoned because a leader is slow. A tablet has one search at a time, a
-client a few. While answers stay late, the pause after each search grows.
+Invariants: a request is abandoned only if another replica leads in the newest term that any replica reported.
+The silent leader is asked, too. A request is never abandoned because a leader is slow. A tablet has one
+search at a time, a client a few. While answers stay late, the pause after each search grows.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _SEARCH_TIMEOUT_S = 1.0
 _GRACE_S = 0.1
 """How long to wait for a newer term after a replica has named a leader."""
 _CALL_TIMEOUT_S = 30.0
-"""The bound of one call. It is longer than the search, because a call that times out costs others its
-connection."""
+"""The time limit of one call. It is longer than the search, because a call that times out closes its
+connection, which other calls share."""
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """A waiting request. It contains its number at the stream."""
+    """A waiting request. The request contains its number at the stream."""
 
     since: float
     target: ReplicaPlace
@@ -110,7 +110,7 @@ class LeaderSearch:
 async def find_leader(pool: ChannelPool, place: TabletPlace) -> tuple[int, str]:
     """(term, node id of its leader) of the newest term that any replica reports; "" if it has no leader.
 
-    Waits a second, or until the grace period after a leader was named."""
+    Waits a second at most, and only _GRACE_S once a leader was named."""
     asking = {asyncio.ensure_future(_named_by(pool, replica, place.tablet_id)) for replica in place.replicas}
     loop = asyncio.get_running_loop()
     until = loop.time() + _SEARCH_TIMEOUT_S

@@ -4,7 +4,7 @@ The lease is kept alive in the background. The holder counts its time from when 
 the lease lost a tenth of its time early. The leader counts from when it confirmed that sign, which is later. So the holder
 knows that the lease is lost before its keys are gone, whatever happens in between.
 
-All time is of `now_s`, which counts the sleep of the machine. A virtual machine that stands still may not count it: see
+All times are by `now_s`, which goes on while the machine sleeps. While a virtual machine is paused it may stand still: see
 docs/keyspaces.md.
 
 Invariant: a lease that was called lost is never called alive again.
@@ -24,16 +24,17 @@ from stele.model.kvop import TTL_MAX_MS, TTL_MIN_MS
 from stele.rpc.proto import tserver_pb2
 
 _KEPT = 0.9
-"""The part of its time for which a lease is called alive: clocks differ in speed, and programs take time to notice."""
+"""The part of its time for which a lease is called alive. The rest is a margin: clocks differ in speed, and programs need
+time to notice."""
 _SIGNS = 3
-"""A sign is sent this often in a lease's time."""
+"""How many signs are sent in a lease's time."""
 _PAUSE_S = 0.05
 _UNCONFIRMED = "no leader confirmed it in time"
 _CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def now_s() -> float:
-    """The time by which a holder counts. It goes on while the machine sleeps, as that of the leader does meanwhile.
+    """The holder's clock, in seconds. It goes on while the machine sleeps, because the leader's clock goes on meanwhile.
 
     Where the platform has no such clock, it is the monotonic one.
     """
@@ -42,7 +43,7 @@ def now_s() -> float:
 
 @dataclass(frozen=True, slots=True)
 class KeyLease:
-    """A lease as the leader sees it. `left_s`: it lives at least so long. `keys`: they end with it.
+    """A lease as the leader sees it. `left_s`: how many more seconds it lives at least. `keys`: those that end with it.
 
     Example:
         >>> with space.lease(10) as lease:
@@ -92,7 +93,7 @@ class AsyncLease:
 
     @property
     def alive(self) -> bool:
-        """Whether nobody else can have what this lease holds. Look right before each step that needs it.
+        """Whether the lease is alive: nobody else can have what it holds. Check this right before each step that needs it.
 
         Example:
             >>> with space.lease(10) as lease:
@@ -103,7 +104,7 @@ class AsyncLease:
 
     @property
     def left_s(self) -> float:
-        """For how many seconds it is alive at least; 0 if it is lost.
+        """How many more seconds the lease is alive at least; 0 if it is lost.
 
         Example:
             >>> with space.lease(10) as lease:
@@ -125,7 +126,7 @@ class AsyncLease:
         return self._lost_by
 
     async def grant(self) -> None:
-        """Have it granted, and keep it alive from now on. Called by `AsyncKeySpace.lease`."""
+        """Ask the leader for the lease, and keep it alive from now on. Called by `AsyncKeySpace.lease`."""
         self._tablet.ensure_open()
         sent = now_s()
         request = tserver_pb2.KvRequest(
@@ -136,11 +137,11 @@ class AsyncLease:
         self._task = self._tablet.in_background(self._keep_alive())
 
     def adopt(self) -> None:
-        """Keep a lease alive that another program was granted. It is not alive before `keep`."""
+        """Keep a lease alive that another program was granted. Call `keep` first."""
         self._task = self._tablet.in_background(self._keep_alive())
 
     async def keep(self) -> None:
-        """Send a sign now, and wait until it is confirmed. That is done in the background, too.
+        """Send a sign now, and wait until it is confirmed. The lease sends signs in the background, too.
 
         Raises:
             Rejected: LEASE_LOST.
@@ -214,7 +215,7 @@ class AsyncLease:
         await self._tablet.kv(request, timeout_s=self._timeout_s)
 
     async def close(self) -> None:
-        """Send no more signs. It is called lost from now on; its keys end once its time has passed."""
+        """Send no more signs. The lease counts as lost from now on. Its keys are removed once its time has passed."""
         self._end("it was ended here")
         task, self._task = self._task, None
         if task is not None:

@@ -29,7 +29,8 @@ _SPREAD_S = 0.1
 """A random delay: all clients of a dead node turn to the masters at the same moment."""
 _REFRESH_TIMEOUT_S = 5.0
 MOVED = frozenset((Code.UNAVAILABLE, Code.TIMED_OUT))
-"""Codes of a healthy node that has moved, while the other replicas still name it as leader."""
+"""Codes that may mean that a leader's node has a new address. The other replicas still name it as leader, so only the masters
+know the address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class TableInfo:
 
     Attributes:
         table_id: 32 hex digits, never used again.
-        name: As it was created.
+        name: Its present name.
         state: PREPARING, RUNNING or ALTERING.
         kind: "table" or "keyspace".
         schema: Columns and key; None for a key space.
@@ -201,11 +202,11 @@ class Locations:
     outdated: bool = False
     """Whether a node has refused a block because its columns were dropped: take the newest schema."""
     chosen: str = ""
-    """Why the masters chose so many tablets, in words; "" if they did not, or an earlier client asked them."""
+    """Why the masters chose this number of tablets, in words. "" if they did not choose it, or not for this client."""
     gone: str = ""
     """The message for a table that is gone; "" while it exists."""
     cluster_version: int = FIRST_CLUSTER_VERSION
-    """The finalized one, as the masters told it last. It only rises."""
+    """The finalized cluster version, as the masters told it last. It only rises."""
     _by_ordinal: dict[int, TabletPlace] = field(default_factory=dict)
     _refreshed_at: float = 0.0
     _refreshing: asyncio.Task[None] | None = None
@@ -240,7 +241,7 @@ class Locations:
         await asyncio.wait([asking], timeout=timeout_s)
         if not asking.done():
             raise Retryable(
-                f"the masters gave no locations of {self.info.name} within {timeout_s:.1f} s",
+                f"the masters did not say within {timeout_s:.1f} s where the tablets of {self.info.name} are",
                 code=Code.TIMED_OUT,
             )
         if asking.cancelled():

@@ -43,7 +43,7 @@ class AgedRow(NamedTuple):
 
     Attributes:
         row: The row; None if there was none.
-        age_s: All writes that were acknowledged so many seconds before the call are in it.
+        age_s: The row has all writes that were acknowledged this many seconds before the call.
         node_id: The node that answered.
 
     Example:
@@ -120,7 +120,7 @@ class Nearby:
         return response, self._place.target().node_id if self._place.replicas else ""
 
     def _followers(self) -> list[ReplicaPlace]:
-        """Those to ask before the leader, the nearest first."""
+        """The replicas to ask before the leader, the nearest first."""
         replicas = self._place.replicas
         if not replicas:
             return []
@@ -138,7 +138,8 @@ class Nearby:
 
 
 def address(asked: tserver_pb2.ClientRequest, place: TabletPlace, timeout_s: float) -> None:
-    """Fill in whom a read is for. The node stops waiting a little earlier, so that it can say so in time."""
+    """Address a read to a tablet at a replica. The node stops waiting a little before the caller does, so that it can
+    say so in time."""
     request = asked.kv if asked.HasField("kv") else asked.read
     request.tablet_id = id_to_pb(place.tablet_id)
     request.tablet_incarnation = place.incarnation

@@ -52,8 +52,8 @@ class NodeStatus:
     """A node or master.
 
     `seen`: "live", "silent", or "never" if it never started. `heard`: when the leading master last heard it, in
-    words. `wanted_by`: "administrator", "driver" or "". `wanted_left_s`: until it is in service again by
-    itself; None: not by itself. `replicas`, `leaders`: of tablets, the catalog among them. `copies`: replicas
+    words. `wanted_by`: "administrator", "driver" or "". `wanted_left_s`: seconds until it returns to service by
+    itself; None: it does not. `replicas`, `leaders`: of tablets, the catalog among them. `copies`: replicas
     that are being made on it. Bytes are None if it does not report its disk.
     """
 
@@ -122,7 +122,7 @@ async def what_drain_waits_for(masters: Masters, node_id: str, *, timeout_s: flo
     """Why replicas stay on a node, as text, each reason once. Empty if nothing holds them up, or no driver is
     at work.
 
-    A driver's own policy may be stricter, and it may know more.
+    A driver may know more, and may have a stricter policy.
     """
     pb = await cluster_view(masters, timeout_s=timeout_s)
     view = view_from_pb(pb)
@@ -144,8 +144,8 @@ async def drain_node(
 ) -> Answer:
     """Ask to move all leaders and replicas off a node. The node stays, and `undrain_node` cancels this.
 
-    `given`: its name, its id, or at least the first eight digits of its id. `for_s`: then it is in service
-    again by itself. `override`: also change what a driver asked for.
+    `given`: its name, its id, or at least the first eight digits of its id. `for_s`: after this many seconds it
+    returns to service by itself. `override`: also change what a driver asked for.
 
     Raises:
         Rejected: NOT_FOUND; UNSAFE_CHANGE: other machines cannot take its replicas; INVALID_ARGUMENT: several

@@ -34,13 +34,14 @@ from stele.model.schema import Schema
 from stele.rpc.proto import tserver_pb2
 
 KEYS_MAX, VALUES_MAX = 512, 32_768
-"""The most keys of one request, and most keys times columns. A node reads them in one thread, and takes twice as many."""
+"""The most keys of one request, and the most keys times columns. A node reads them in one thread. Its own limits are twice as
+high."""
 _SLACK = 0.1
-"""A key is not asked for again once so small a part of its caller's time is left."""
+"""A key is not asked for again once only this part of its caller's time is left."""
 GATE_S = 0.05
-"""How long one tablet's request may delay the requests to other tablets, once."""
+"""Seconds after which the next round begins although a tablet has not answered. A slow tablet is waited for only once."""
 WINDOW_KEYS = 8_192
-"""So many keys of one call are asked for at once. Other callers' keys wait behind no more."""
+"""How many keys of one call are asked for at once. So other callers' keys wait behind this many at most."""
 
 Row = dict[str, Any] | None
 ColumnIds = tuple[int, ...]
@@ -57,8 +58,8 @@ class _Sought:
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """Keys of one tablet that leave together. `keys`: one for each caller, as plain values or in Arrow. `alone`: they were
-    too many with others, so they are not joined again."""
+    """Keys of one tablet that leave together. `keys`: one for each caller, as plain values or in Arrow. `alone`: a request
+    of these and other keys was too large, so they are not joined with others again."""
 
     schema: Schema
     column_ids: ColumnIds
@@ -95,7 +96,7 @@ class _Part:
 
 
 def _joined(parts: Sequence[_Part]) -> _Part:
-    """The keys of all, which have the same columns."""
+    """One part with the keys of all these, which have the same columns."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -223,7 +224,7 @@ class PointReads:
             self._begin_round()
 
     def _end_round(self) -> None:
-        """By now, answered callers have asked for their next key. It waits for its tablet in the next turn."""
+        """By now, answered callers have asked for their next keys. These are dealt out first; then the next round begins."""
         self._gate = asyncio.get_running_loop().call_soon(self._begin_round)
 
     def _parts(self, column_ids: ColumnIds, sought: Sequence[_Sought]) -> list[tuple[int, _Part]]:
@@ -332,8 +333,8 @@ class PointReads:
             fail_all([one.future for one in part.sought], exc)
 
     def _give_up(self, ordinal: int, part: _Part, exc: Retryable) -> None:
-        """The first keys of a request have waited long enough, and so may have others, here and behind it. The rest is
-        asked for again."""
+        """Fail the keys whose callers have no time left, in this request and in those that wait behind it. Ask for the
+        other keys again. If none of the request has run out of time, it failed otherwise, and so do all its keys."""
         soon, kept = time.monotonic() + _SLACK * self._timeout_s, deque[_Part]()
         for each in (part, *self._waiting.pop(ordinal, ())):
             later = [at for at, one in enumerate(each.sought) if one.until > soon]

@@ -1,6 +1,7 @@
-"""Before a scan that takes long: have the leaders prepare its snapshot, so that any replica can serve it.
+"""Has the leaders prepare the snapshot of a long scan, so that any replica can serve it.
 
-Used by scan.py and table.py. Invariant: what is not prepared, for whatever reason, is read from leaders; nothing fails.
+Used by scan.py and table.py. Invariant: a tablet that was not prepared, for whatever reason, is read from its leader. Nothing
+fails.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from stele.rpc.proto import tserver_pb2
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 
 PREPARE_AFTER_S = 0.1
-"""A scan that takes less is not prepared."""
+"""Seconds after which a scan has its snapshot prepared. A shorter scan does not."""
 PREPARE_TIMEOUT_S = 2.0
 _TABLETS_AT_ONCE = 500
 _ROUNDS = 3
-"""A tablet whose leader has moved is asked again where it is said to be."""
+"""How often a tablet is asked at most. Each time after the first, another node was said to lead it."""
 
 
 async def prepare(pool: ChannelPool, plan: ScanPlan, timeout_s: float = PREPARE_TIMEOUT_S) -> None:
@@ -52,7 +53,7 @@ async def prepare(pool: ChannelPool, plan: ScanPlan, timeout_s: float = PREPARE_
 async def _ask(
     pool: ChannelPool, place: ReplicaPlace, tablets: Sequence[TabletPlace], snapshot: int, timeout_s: float
 ) -> Sequence[tserver_pb2.PreparedTabletPB]:
-    """What a node answers of these tablets; nothing if it does not answer, or is of an earlier release."""
+    """What a node answers about these tablets; nothing if it does not answer, or is of an earlier release."""
     request = tserver_pb2.PrepareSnapshotRequest(
         snapshot=snapshot,
         tablet_ids=[id_to_pb(tablet.tablet_id) for tablet in tablets],
@@ -88,7 +89,7 @@ def _taken(plan: ScanPlan, answer: Sequence[tserver_pb2.PreparedTabletPB]) -> li
 
 
 def _moved(tablet: TabletPlace, leader: str, asked: dict[str, ReplicaPlace]) -> bool:
-    """Whether to ask of this tablet again, at another replica."""
+    """Whether to ask about this tablet again, at another replica."""
     place = next((each for each in tablet.replicas if each.node_id == leader), None)
     if place is None or place == asked[tablet.tablet_id]:
         return False

@@ -118,7 +118,7 @@ def _chosen(found: Recovery, target: str) -> Survivor:
     best = max(voters, key=lambda s: s.rank(found.incarnation))
     chosen = next((s for s in voters if s.node_id == target), None) if target else best
     if chosen is None:
-        raise Rejected(f"{what} has no voter with rows on that node that answers", code=Code.NOT_FOUND)
+        raise Rejected(f"{what}: no voter with rows answers on that node", code=Code.NOT_FOUND)
     if chosen.last_logged < best.last_logged:
         raise Rejected(
             f"{what}: the log of replica {chosen.replica_id} ends at {chosen.last_logged}, that of replica "

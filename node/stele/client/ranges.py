@@ -50,9 +50,9 @@ class Ranges:
     async def places_now(
         self, schema: Schema, spec: ScanSpec, gone: bool, timeout_s: float
     ) -> tuple[TabletPlace, ...]:
-        """As `places`. Where such a row may be in no known range, ask: somebody may have added one since.
+        """As `places`. If such a row may be outside all known ranges, ask the masters first: somebody may have added its range.
 
-        `gone`: the masters were just asked, as a range was dropped. Raises what `ask` and `places` raise."""
+        `gone`: a range was dropped, and the masters were just asked. Raises what `ask` and `places` raise."""
         if not gone and may_be_outside(self.now, *_wanted(schema, spec)):
             await self.ask(timeout_s)
         return self.places(schema, spec)
@@ -61,7 +61,7 @@ class Ranges:
 class RangesInForce:
     """The partitioning by which a writer deals its rows out, and the newer one that it waits for.
 
-    A newer one takes effect once no block for a tablet that it drops is in flight. `ranges`: None: it never changes."""
+    A newer one takes effect once no block for a tablet that it drops is in flight. `ranges` None: it never changes."""
 
     def __init__(self, partitioning: PartitionSchema, ranges: Ranges | None) -> None:
         self.partitioning = partitioning

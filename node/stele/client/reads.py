@@ -125,7 +125,7 @@ class TableReads:
         return await points.get_many(keys, ids_of(self._name, self._table.schema, columns))
 
     def _points_for(self, max_staleness: float | None, snapshot: int | datetime | None) -> PointReads:
-        """Reads of one way share requests, so its PointReads are kept, as far as there are few ways."""
+        """The PointReads for one way to read, whose reads share requests. Those of the latest few ways are kept."""
         how = how_of(max_staleness, snapshot, self._locations.info)
         if how is None:
             return self._points
@@ -184,7 +184,7 @@ class TableReads:
     async def split(self, plan: ScanPlan, part_bytes: int) -> list[ScanPlan]:
         """A plan in parts of about `part_bytes` of files, for parallel readers. Together they give its rows.
 
-        Each part is a range of keys of one tablet. A limit holds for each part."""
+        Each part is a range of keys of one tablet. If the plan has a limit, each part has it."""
         self._streams.ensure_open()
         return await split(
             self._streams.pool, plan, arguments.whole_number(part_bytes, "part_bytes", least=1)

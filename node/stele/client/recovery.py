@@ -62,14 +62,14 @@ class Survivor:
     leads: bool = False
 
     def rank(self, incarnation: int) -> tuple[bool, int, OpId, OpId, int]:
-        """The most advanced survivor has the highest, where `incarnation` is that of the tablet."""
+        """A key to sort by: the most advanced survivor has the highest. `incarnation`: that of the tablet."""
         there = not is_given_up(self.incarnation, incarnation)
         return there, self.incarnation, self.last_logged, self.committed, -self.replica_id
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What a recovery of one tablet would do. `survivors`: the most advanced first. `refused`: why it is not done; "" if it can be.
+    """What a recovery of one tablet would do. `survivors`: the most advanced first. `refused`: why it cannot be done; "" if it can.
 
     `may_lose`: what may be lost, in one sentence.
     """
@@ -183,7 +183,7 @@ def _member(
     if status is None:
         return Member(peer.replica_id, name, "its node answers, but does not have it", True)
     if is_given_up(status.tablet_incarnation, incarnation):
-        said = f"of incarnation {shown(status.tablet_incarnation)}: given up before"
+        said = f"an earlier recovery gave it up: it is of incarnation {shown(status.tablet_incarnation)}"
         return Member(peer.replica_id, name, said, True)
     if status.data_state != common_pb2.READY and status.state != common_pb2.RUNNING:
         return Member(peer.replica_id, name, common_pb2.DataStatePB.Name(status.data_state), True)
@@ -238,7 +238,7 @@ def _may_lose(
     when = f"; last heard: {', '.join(heard)}" if heard else ""
     lost = "writes that only the lost voters had acknowledged"
     if not best.newest:
-        return f"{lost}; replica {best.replica_id} tells no time of its newest write{when}"
+        return f"{lost}; replica {best.replica_id} does not say when its newest write was{when}"
     newest = utc(physical_us(best.newest))
     return f"{lost}, after {newest}, the newest write of replica {best.replica_id}{when}"
 
@@ -253,7 +253,7 @@ def _refusal(
     mine: Mapping[str, Sequence[common_pb2.ReplicaStatusPB]],
 ) -> str:
     if id_from_pb(tablet.tablet_id) == CATALOG_TABLET_ID:
-        return "the catalog is recovered with its master stopped: `stele local cmeta rewrite`"
+        return "it is the catalog: stop a master, and recover the catalog on its volume with `stele local cmeta rewrite`"
     if tablet.state != "RUNNING":
         return f"it is {tablet.state}; only a RUNNING tablet can be recovered"
     if not view.settled:

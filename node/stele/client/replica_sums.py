@@ -22,7 +22,7 @@ from stele.rpc.proto import tserver_pb2
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 
 TIMEOUT_S = 600.0
-"""For the sum of one replica. A node reads some million rows a second."""
+"""The time limit for the sum of one replica. A node reads some million rows a second."""
 _AT_ONCE = 4
 _TRIES = 3
 _AGAIN_S = 1.0
@@ -68,7 +68,7 @@ async def compare_replicas(
 ) -> list[TabletSums]:
     """Have each replica of each tablet of a table sum up its rows at the present snapshot.
 
-    A tablet that is not equal is asked up to three times: a replica may have been on its way, and columns may change meanwhile.
+    A tablet whose replicas do not agree is asked up to three times: a replica may be moving, and columns may change meanwhile.
 
     Raises:
         SteleError: the table or its tablets cannot be found.

@@ -1,8 +1,8 @@
-"""Blocks whose columns were dropped while they were on their way. Used by tablet.py.
+"""Makes blocks again whose columns were dropped while they were on their way. Used by tablet.py.
 
 A node refuses a block that names a dropped column (SCHEMA_MISMATCH), as Kudu does. Whole rows name every column
-of the schema that their client knew, also those that the caller did not give. Such a block is made again without
-the column. Invariant: a value that a caller gave is never dropped without an error.
+of the schema that their client knew, also those that the caller did not give. If the caller gave no value for it,
+the block is made again without the column. Invariant: a value that a caller gave is never dropped without an error.
 """
 
 from __future__ import annotations

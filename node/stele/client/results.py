@@ -123,5 +123,5 @@ class RowErrors(Rejected):
 
     @property
     def errors(self) -> Sequence[RowError]:
-        """The error of each such row."""
+        """The errors of the rows that were not written."""
         return self.result.row_errors

@@ -83,8 +83,8 @@ class RowWrites:
     async def _put_unknown(self, op: RowOp, row: Row, durability: Durability | None) -> Any:
         """Write a row with a column that this table does not know: somebody may have added it since.
 
-        The masters are asked only now and then, because most such rows are wrong. While they do not answer, nobody knows
-        whether this one is: the caller may try again."""
+        The masters are asked only now and then, because most such rows are wrong. While no master answers, the column
+        may exist: the refusal is then Retryable."""
         if time.monotonic() - self._sought_at > _SEEK_S:
             self._sought_at = time.monotonic()
             self._not_told = None

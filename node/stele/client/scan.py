@@ -71,12 +71,12 @@ class AsyncScanner:
 
     @property
     def age_s(self) -> float:
-        """How many seconds before this scan was made its snapshot lies, by this machine's clock; 0 if it does not."""
+        """How old the snapshot was when this scan was made, in seconds by this machine's clock; 0 if it was not in the past."""
         return max(0, self._made_us - physical_us(self.plan.snapshot)) / 1e6
 
     @property
     def snapshot(self) -> int:
-        """The hybrid time at which it reads; for changes, the time up to which. Give it to the next call of
+        """The hybrid time at which the scan reads. A scan of changes reads up to it: give it to the next call of
         `changes` as `after`."""
         return self.plan.snapshot
 
@@ -286,8 +286,8 @@ class AsyncScanner:
         return int((await narrow.to_table()).num_rows)
 
     def _prepare_soon(self, plan: ScanPlan) -> asyncio.Task[None]:
-        """In the background: if the scan still runs then, have its snapshot prepared. A lost leader then costs no
-        election."""
+        """Have the snapshot prepared if the scan still runs after PREPARE_AFTER_S. Then any replica can serve it, so the
+        scan does not wait for an election if a leader is lost. The caller cancels this task when the scan ends."""
 
         async def later() -> None:
             await asyncio.sleep(PREPARE_AFTER_S)
@@ -303,7 +303,7 @@ class AsyncScanner:
 
 
 def _locator(locations: Locations) -> Callable[[], None]:
-    """What scans in other threads call to have the masters asked."""
+    """A function that scans in other threads call, so that the masters are asked where the tablets are."""
     loop = asyncio.get_running_loop()
 
     def locate() -> None:

@@ -195,7 +195,7 @@ class AsyncSession:
 
     async def _flush(self) -> None:
         """Write what is queued. Cancelling this only ends the waiting: sent rows cannot be called back, and
-        the rows behind them must not be lost."""
+        the rows after them must not be lost."""
         self._cancel_timer()
         await asyncio.shield(self._begin_flush())
 

@@ -24,7 +24,7 @@ _ASK_TIMEOUT_S = 5.0
 @dataclass(frozen=True, slots=True)
 class Size:
     """`rows` is an estimate: a replaced row counts until its versions are merged. `bytes_on_disk`: files of one replica
-    of each tablet; rows in memory are in none. `unknown`: tablets whose leader gave no answer, not counted."""
+    of each tablet, without rows in memory. `unknown`: how many tablets are not counted, as their leaders gave no answer."""
 
     rows: int = 0
     bytes_on_disk: int = 0

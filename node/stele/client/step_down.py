@@ -3,8 +3,8 @@
 Used by `stele tablet step-down`. Changes no configuration. The catalog's tablet is a tablet like others; its
 leader is the leading master.
 
-Invariant: drivers leave the leader where it was put, for as long as was asked. That is in the catalog before
-the leader moves.
+Invariant: drivers leave the leader where it was put, for the time that was asked for. The catalog has this
+time before the leader moves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KEPT_S = 3_600
 _ORDER_TIMEOUT_S = 5.0
 _AGAIN_S = 0.2
 _AGAIN = (Code.NOT_LEADER, Code.UNAVAILABLE, Code.CHANGE_IN_PROGRESS)
-"""Another replica leads, or another transfer is under way."""
+"""Codes after which the order is given again: another replica leads, or another transfer is under way."""
 
 
 @dataclass(frozen=True, slots=True)

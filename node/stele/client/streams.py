@@ -50,7 +50,7 @@ class GivenUp(Retryable):
 
 
 class Watching(Protocol):
-    """Who watches keys. Both methods must not raise."""
+    """Who watches keys. Neither method may raise."""
 
     def pushed(self, push: tserver_pb2.KvPushPB) -> bool:
         """A node has pushed something for one of its attempts. Returns whether more is wanted under that number."""
@@ -62,8 +62,8 @@ class Watching(Protocol):
 class Streams:
     """Streams by node id and address. One per client.
 
-    While the client is being closed (`closing`), nothing new begins, but requests in progress go on. After
-    that (`closed`) nothing does.
+    While the client is being closed (`closing`), nothing new begins, but requests in progress go on. Once it is
+    closed (`closed`), requests in progress have ended, too.
     """
 
     def __init__(self, pool: ChannelPool) -> None:
@@ -306,7 +306,7 @@ class NodeStream:
             self._queue.clear()
 
     def _mend(self) -> None:
-        """The client stays open and its loop goes on, so the stream is dialled again."""
+        """Dial again after the stream's task was cancelled: the client is open, and its loop goes on."""
         self.cut = False
         self._run_again()
 

@@ -379,7 +379,8 @@ class AsyncTable:
     ) -> list[Any]:
         """The present rows with these keys, in the same order; None for each key without a row.
 
-        Each row is as `get` would give it, and as new as the call. But they are not of one moment: use `scan` for that.
+        Each row is as `get` would give it, with all that was acknowledged before this call. The rows may be of different
+        moments: use `scan` to read all at one.
         Many keys leave with one request, so this is many times faster than one `get` after another.
 
         `max_staleness`, `snapshot`: as for `get`. With `max_staleness` there is an `AgedRow` for each key.

@@ -219,7 +219,7 @@ class TabletClient:
     async def ask_at(
         self, replica: ReplicaPlace, request: tserver_pb2.ClientRequest, *, timeout_s: float
     ) -> Response:
-        """The same at one replica, once. Raises SteleError."""
+        """A read of rows or keys at one replica, once. Raises SteleError."""
         address(request, self.place, timeout_s)
         stream = self._streams.to(replica.node_id, replica.address)
         return self._saw(await stream.ask(request, timeout_s=timeout_s))

@@ -76,7 +76,7 @@ class FlightPool:
     async def run(
         self, read: Callable[[TabletScan], T], scan: TabletScan, threads: Executor | None = None
     ) -> T:
-        """Run `read(scan)` in one of these threads, or of `threads`.
+        """Run `read(scan)` in one of these threads, or in one of `threads` if given.
 
         Raises:
             Closed: after `close`, also if it came before a thread was free.
@@ -330,7 +330,7 @@ class TabletScan:
         )
 
     def _behind(self, spec: ScanSpec, batch: pa.RecordBatch) -> ScanSpec:
-        """The spec for the rows behind `batch`."""
+        """The spec for the rows after `batch`."""
         if not spec.ordered:
             return spec
         last = keys.encode_keys(batch.slice(batch.num_rows - 1), self._plan.schema)[0].as_py()

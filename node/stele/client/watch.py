@@ -115,7 +115,7 @@ class AsyncWatch:
 
     @property
     def revision(self) -> int:
-        """All changes up to this revision were given. Another watch may begin behind it.
+        """All changes up to this revision were given. Another watch may begin after it.
 
         Example:
             >>> with space.watch() as watch:

@@ -63,7 +63,7 @@ final class Alteration {
       throw refused(noComment(name));
     }
     if (add.position() != null) {
-      throw refused("column " + name + " comes last, as each new column; leave out FIRST and AFTER");
+      throw refused("column " + name + " comes last, as each new column does; leave out FIRST and AFTER");
     }
     var type = Types.named(add.dataType());
     var column = body.withArray("/add").addArray().add(name).add(type).add(add.isNullable());

@@ -114,9 +114,9 @@ record Cluster(List<String> masters) implements Serializable {
   }
 
   /**
-   * The first answer of any master. It asks again where none can be reached, for a few seconds after the last answer, and
-   * for BUSY_MS where one says that it has not done it yet, or does not know whether it has. A change that may have reached a master is
-   * asked for again until CHANGE_MS, whoever can be reached.
+   * The first answer of any master. If no master gives one, all are asked again, for a time. It is PATIENCE_MS after a master
+   * was last heard. If one says that it is not done yet, or that it does not know (NOT_YET), it is BUSY_MS at most. For a change
+   * that may have reached a master it is CHANGE_MS, whether or not masters are heard. Then its outcome is unknown.
    */
   private <T> T ask(Function<FlightClient, T> call, boolean changes) {
     long begun = System.nanoTime();

@@ -243,7 +243,7 @@ public final class SteleCatalog implements StagingTableCatalog {
     }
     if (!properties.containsKey("primary_key")) {
       throw SteleException.refused(what + "name the key: TBLPROPERTIES ('primary_key'='id, ...'), or "
-          + "writeTo(...).tableProperty(\"primary_key\", \"id, ...\"); saveAsTable can not");
+          + "writeTo(...).tableProperty(\"primary_key\", \"id, ...\"); saveAsTable cannot");
     }
     var provider = properties.getOrDefault(TableCatalog.PROP_PROVIDER, SteleSource.NAME);
     if (!provider.equalsIgnoreCase(SteleSource.NAME)) {

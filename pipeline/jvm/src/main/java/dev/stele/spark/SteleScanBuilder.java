@@ -76,7 +76,7 @@ final class SteleScanBuilder
     return left.toArray(Filter[]::new);
   }
 
-  /** Columns in the table's own types. Nodes refuse a value that the column's type cannot hold, as one of a wider type. */
+  /** The columns that are read in the table's own type. With a wider type a filter may have values that nodes refuse. */
   private Map<String, StructField> comparable() {
     var found = new LinkedHashMap<>(columns);
     found.entrySet().removeIf(e -> !schema.apply(e.getKey()).dataType().equals(e.getValue().dataType()));

@@ -191,7 +191,7 @@ class SteleTable implements SupportsRead, SupportsWrite {
     return Options.hybridTime(Instant.now().truncatedTo(ChronoUnit.MICROS));
   }
 
-  /** The snapshot that has all rows of so long ago. All scans of the table are at this one. */
+  /** A snapshot of at most `maxStalenessMs` ago, as the masters choose it. All scans of the table are at this one. */
   private static long old(Cluster cluster, Options options) {
     var command = Cluster.command(options.table()).put("max_staleness_ms", options.maxStalenessMs());
     return cluster.plan(command).about().path("snapshot").asLong();

@@ -231,7 +231,10 @@ final class TabletScan implements AutoCloseable {
     }
   }
 
-  /** Of a prepared snapshot any replica may be asked first; if rows may be old, the leader is last. Otherwise it has them earliest. */
+  /**
+   * The replicas in the order to ask them. If rows may be old: the nearest follower first, the leader last. If the snapshot is
+   * prepared: the nearest first. Otherwise the leader first, because it has the rows earliest.
+   */
   private List<String> addressesOf(Cluster.TabletPlace place) {
     var replicas = place.replicas();
     if (ticket.path("any_replica").asBoolean() && !replicas.isEmpty()) {
