@@ -60,8 +60,8 @@ OFFERS: list[tuple[str, Change]] = [
             "MANIFEST\n",
         )
     ),
-    ("files of", lambda s: replace(s, files=(*s.files, s.files[0]))),
-    ("files of", lambda s: replace(s, files=())),
+    ("different names", lambda s: replace(s, files=(*s.files, s.files[0]))),
+    ("different names", lambda s: replace(s, files=())),
     (
         "number of files",
         lambda s: replace(s, files=tuple(CopyFile(f"rows-{n:08x}", 1) for n in range(COPY_FILES_MAX + 1))),

@@ -300,7 +300,7 @@ def test_a_higher_term_ends_the_lease() -> None:
 def test_a_promise_to_a_message_of_the_future_counts_for_nothing() -> None:
     core = leader()
     effects = promises(core, 2, STEADY_MS + 2_000)
-    assert "promises to a message" in repr(effects)
+    assert "promises a lease for a message" in repr(effects)
     assert not core.leased(1_000 * (STEADY_MS + 2_000))
 
 

@@ -83,7 +83,7 @@ def test_a_select_of_columns_is_a_command(query: str, command: ScanCommand) -> N
         ("SELECT a b FROM t", "FROM is expected, not 'b'"),
         ("SELECT 'a' FROM t", "a name is expected"),
         ("SELECT a FROM 't'", "a name is expected"),
-        ("SELECT *, a FROM t", "\\* stands alone"),
+        ("SELECT *, a FROM t", "\\* already names all columns"),
         ("SELECT a FROM t\x00", "WHERE is expected"),
     ],
 )

@@ -4,8 +4,8 @@ files.
 A source is another process. Its file names become paths here, its sizes take room on this disk, and its OpIds
 become those of a replica that votes.
 
-Invariant: an offer that passes has file names as stores make them, fits on the disk, and has no number that
-no sound group reaches.
+Invariant: an offer that passes has only file names that stores use, and only numbers that a sound group can
+reach. Its files fit on the disk.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _names_fault(session: SessionInfo) -> str:
         if not _is_name(name):
             return f"a file named {name[:_SHOWN]!r}, which no store uses"
     if not names or len(set(names)) < len(names):
-        return f"{len(names)} files of {len(set(names))} names"
+        return f"{len(names)} files with {len(set(names))} different names"
     return ""
 
 

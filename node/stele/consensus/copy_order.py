@@ -1,7 +1,8 @@
-"""A tablet copy as ordered from its receiver: the order, its progress, and what it needs from its node.
+"""What the receiver of a tablet copy is ordered to do: the order, its progress, and what it needs from its
+node.
 
-Used by copy_target.py, which carries orders out, and by the node that takes and reports them. Does nothing
-itself.
+Used by copy_target.py, which carries orders out, and by the node that accepts orders and reports on them.
+Holds values and ports only.
 
 Invariant: an order names a replica_id that no replica had before.
 """

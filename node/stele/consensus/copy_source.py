@@ -50,8 +50,8 @@ class SessionInfo:
     there.
 
     `superblock` is the source's own. The source does not read the files before it answers, as that takes
-    minutes for a large tablet. Frames carry checksums of the bytes that were read. The files carry those of
-    the bytes that were once written, and the receiver compares them.
+    minutes for a large tablet. Frames carry checksums of the bytes as the source reads them. The files carry
+    checksums of the bytes as they were once written; the receiver compares these.
     """
 
     session_id: str

@@ -8,8 +8,8 @@ Order of what becomes durable:
 5. the superblock as READY, which is one rename.
 
 Invariant: until the superblock says READY there is no replica with rows, and the files in its directory are
-debris. Files that were damaged at their source or on their way never become READY. Damage of bytes that are
-synced here is found when they are read, as everywhere.
+debris. Files that were damaged at their source or on their way never become READY. Bytes that are damaged
+after they were synced here are found when they are read, as in every replica.
 """
 
 from __future__ import annotations

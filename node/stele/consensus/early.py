@@ -1,8 +1,9 @@
-"""Writes whose callers are content once every voter holds them, though they are not synced. Owned by Proposals; no I/O.
+"""Writes in memory: their callers want an answer once every voter has logged them, before they are synced.
+Owned by Proposals; no I/O.
 
-Such a write gets an outcome before it is committed, if the outcome is certain. It is a block whose effect is independent of the
-stored rows, and its client is known. Nothing before it in the log that is not applied could change that. Any other write waits until
-it is applied.
+Such a write gets an outcome before it is committed, if the outcome is certain. It must be a block whose
+effect is independent of the stored rows, from a client that is known. No entry before it that is not applied
+yet may be able to change that. Any other write waits until it is applied.
 
 Invariant: the outcome that is told early is the one that applying gives, unless the entry is never committed.
 """
@@ -25,7 +26,8 @@ class EarlyAnswers:
         self._after = 0  # what lies up to here must be applied before any outcome is certain
 
     def lead(self, last_index: int) -> None:
-        """This replica leads. What earlier leaders left in its log, up to here, must be applied first."""
+        """This replica leads. What earlier leaders left in its log, up to `last_index`, must be applied
+        first."""
         self._after = last_index
         self._waiting.clear()
         self._numbers.clear()
@@ -38,7 +40,11 @@ class EarlyAnswers:
             self._waiting[opid.index] = pending
 
     def _is_first(self, pending: Pending, index: int) -> bool:
-        """Whether it repeats none of them. A repetition gets the outcome of the first one, which has another timestamp."""
+        """Whether no earlier write here has the same client and sequence.
+
+        A repetition waits until it is applied: it gets the outcome of the first one, which has another
+        timestamp.
+        """
         return self._numbers.setdefault(writeop.number_of(pending.payload), index) == index
 
     def held(self, index: int, applied_index: int, machine: StateMachine) -> None:

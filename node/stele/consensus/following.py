@@ -44,7 +44,8 @@ class _Asking(NamedTuple):
 
 
 class Following:
-    """What one replica knows of its age. `node_of(replica_id)`: the node of a replica of the group."""
+    """What one replica knows of how old its rows are. `node_of(replica_id)`: the node of a replica of the
+    group."""
 
     def __init__(
         self,
@@ -63,7 +64,8 @@ class Following:
         self._asking: _Asking | None = None
 
     def leader_to_ask(self) -> tuple[NodeId, ReplicaId, int] | None:
-        """(node, leader, term) to ask, as a voter that follows this leader in this term. None: there is none."""
+        """(node, leader, term): the leader to ask, which this voter follows in this term. None: it follows
+        none."""
         leader, term = self._core.leader, self._core.term
         if leader is None or not self.standing.running or not self._core.vouches(leader, term):
             return None

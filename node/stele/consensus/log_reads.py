@@ -23,20 +23,21 @@ async def read_patiently(
     wanted: Callable[[], bool],
     failed: Callable[[SteleError], None],
 ) -> tuple[Entry, ...] | None:
-    """What `read` gives, however often it must be asked. The core sends the peer nothing before the answer.
+    """Call `read` until it succeeds, and return what it gives. The core sends the peer nothing before that.
 
-    None: `failed` was called with an error that another try cannot help, or the entries are no longer `wanted`.
+    None: another try cannot help, and `failed` was called with the error; or the entries are no longer
+    `wanted`.
     """
     while True:
         try:
             return await read()
         except Retryable as exc:
-            log.warning("the log could not be read; it is tried again", error=str(exc))
+            log.warning("cannot read the log for a slow peer; trying again", error=str(exc))
         except SteleError as exc:
             failed(exc)
             return None
         except Exception:
-            log.exception("the log could not be read; it is tried again")
+            log.exception("cannot read the log for a slow peer; trying again")
         await asyncio.sleep(_READ_AGAIN_S)
         if not wanted():
             return None

@@ -91,11 +91,11 @@ class Members:
         *,
         at_once: bool = False,
     ) -> None:
-        """Hand leadership to `target`, or to the voter whose node leads least by `leads`, of those that keep
-        up.
+        """Hand leadership to `target`. None: to the voter that keeps up and whose node leads the fewest
+        groups.
 
-        `cause`: why, for the log. `at_once`: refuse a target that lacks much of the log, because writes wait
-        until it has all of it.
+        `leads`: how many groups the nodes lead. `cause`: why, for the log. `at_once`: refuse a target that
+        lacks much of the log, because writes wait until it has all of it.
 
         Raises:
             Retryable: NOT_LEADER, TIMED_OUT (this replica still leads), NOT_READY (also for a target that is
@@ -207,15 +207,16 @@ class Members:
     def learn_sender(self, sender: ReplicaId, from_node: NodeId) -> bool:
         """Whether to take a message of `sender` from a node on which `node_of` does not place it.
 
-        If no known configuration names the replica, its node is remembered. Otherwise the node is told of a
-        dropped message.
+        If the node of the replica is unknown, remember `from_node` and take the message. Otherwise tell the
+        host that the message is dropped.
         """
         known = self.node_of.get(sender)
         if known is not None:
             self._host.dropped(
                 from_node,
                 "sender",
-                f"replica {sender} of tablet {self._standing.tablet_id[:8]} is on node {known}",
+                f"replica {sender} of tablet {self._standing.tablet_id[:8]} is on node {known}, not on the "
+                "node that sent the message",
             )
             return False
         if len(self.node_of) >= _SENDERS_MAX:

@@ -16,8 +16,9 @@ from stele.tablet.machine import Outcome
 class Pending:
     """A write and the future of its outcome. `timestamp` is 0 until it is given to the core.
 
-    `rows_only`: it changes rows alone, so not what becomes of other writes. `early`: of a caller that is content with less
-    than a commit.
+    `rows_only`: the write changes only rows, so it cannot change the outcome of a later write. `early`: a
+    future of its outcome that may end before the write is committed (see early.py); None: its caller did not
+    ask for that.
     """
 
     payload: bytes

@@ -92,7 +92,7 @@ class Reader(Protocol):
     """A replica for which linearizable reads have come."""
 
     def begin_round(self) -> ReadRound | None:
-        """The reads that came in this turn. None: nobody waits, or the core answers them."""
+        """The reads that came in this turn, to be confirmed. None: nobody waits, or the core answers them."""
 
 
 class Follower(Protocol):
@@ -103,7 +103,8 @@ class Follower(Protocol):
         """Which replica this is: its node, tablet and replica id."""
 
     def leader_to_ask(self) -> tuple[NodeId, ReplicaId, int] | None:
-        """(node, leader, term), if it follows a leader now. The question says that it does."""
+        """(node, leader, term) of the leader that it follows now; None if there is none. The question tells
+        the leader that this replica follows it."""
 
 
 class Host(Protocol):

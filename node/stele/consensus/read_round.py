@@ -17,7 +17,7 @@ from stele.model.ids import ReplicaId
 
 
 class RoundOwner(Protocol):
-    """Who knows what the core says of a round."""
+    """The `Reads` that made a round. It asks the core whether enough voters have confirmed."""
 
     def confirmed(self, begun: ReadRound, followers: Collection[ReplicaId]) -> bool:
         """Answer the reads if these followers are enough. Returns whether they are."""
@@ -61,7 +61,8 @@ class ReadRound:
                 self.refuse()
 
     def refuse(self) -> None:
-        """One voter more has answered, and the reads still wait."""
+        """One more voter has answered, without completing a majority. After the last answer, leave the reads
+        to the core."""
         self._open -= 1
         if not self._open:
             self.give_up()
@@ -72,6 +73,7 @@ class ReadRound:
             self._owner.leave_to_core(self)
 
     def end(self) -> list[asyncio.Future[int]]:
-        """Its readers, who are answered now. Whatever comes later finds none."""
+        """End the round. Returns the futures of its reads, which the caller answers; later answers change
+        nothing."""
         futures, self._futures = self._futures, []
         return futures

@@ -96,21 +96,25 @@ class Reads:
     def index_for(self, follower: ReplicaId, term: int) -> int | None:
         """The index up to which a follower must have applied, to serve all that was acknowledged before it asked.
 
-        It says that it follows this replica in `term`. None: that is no majority, so ask others by `index_by_others`."""
+        The follower says that it follows this replica in `term`. None: this replica does not lead in that
+        term, or the two are no majority. Then use `index_by_others`.
+        """
         point = self._runtime.core.read_point
         if point is None or not self._standing.leads or point[0] != term:
             return None
         return point[1] if self._runtime.core.confirmed_by(term, (follower,)) else None
 
     async def index_by_others(self, snapshot: int, within_ms: int) -> int:
-        """As `index_for`, confirmed by a majority. Or as `prepare`, if there is a snapshot."""
+        """As `index_for`, but other voters confirm that this replica leads. With a `snapshot`: as
+        `prepare`."""
         if snapshot:
             return await self.prepare(snapshot, within_ms)
         async with self._deadline("a read of a follower", within_ms):
             return await self._confirmed_index()
 
     def begin_round(self) -> ReadRound | None:
-        """The reads of this turn, for the node to have them confirmed. None: nobody waits, or the core does it."""
+        """The reads of this turn; the node asks other nodes to confirm them. None: nobody waits, or the core
+        does it."""
         futures, self._next_round = self._next_round, []
         if not futures:
             return None
@@ -140,7 +144,7 @@ class Reads:
         return True
 
     def leave_to_core(self, begun: ReadRound) -> None:
-        """The nodes have not confirmed a round: the core asks anew."""
+        """The other nodes have not confirmed a round: have the core ask anew."""
         del self._confirming[begun]
         self._ask_core(begun.end())
 

@@ -38,8 +38,9 @@ def check_order(block: Superblock, last_logged: OpId, order: SoleVoter) -> None:
     """Refuse an order that this replica cannot carry out.
 
     Raises:
-        Rejected: STALE_INCARNATION, it was recovered as often already, or far less often. CAS_FAILED, its log
-            is shorter than the administrator saw. INVALID_ARGUMENT, it holds no rows.
+        Rejected: STALE_INCARNATION, the order is of another incarnation with no more recoveries than the
+            replica's, or with far too many more. CAS_FAILED, its log is shorter than the administrator saw.
+            INVALID_ARGUMENT, it holds no rows.
     """
     own = block.tablet_incarnation
     told = order.incarnation

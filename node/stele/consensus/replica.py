@@ -337,8 +337,8 @@ class Replica:
             self.started.runtime.post(Fitness(fit))
 
     async def rows_arrived(self, superblock: Superblock, machine: StateMachine) -> None:
-        """The rows of a young witness are here. On return they are up to the log, and `superblock` is in
-        force.
+        """The rows of a young witness are here. On return they hold all that is committed, and `superblock`
+        is in force.
 
         Raises:
             Retryable: it does not run, or ended meanwhile; the rows are not taken.

@@ -3,8 +3,8 @@
 The first argument is the acting role; then comes the event, or the sender and the message.
 
 Invariants: there is one vote per term, and it is durable before the answer leaves. A replica that hears a
-live leader neither votes nor enters a candidate's term, unless that leader asked for the election
-(dissertation 4.2.3, 3.10).
+live leader neither votes nor enters a candidate's term (dissertation 4.2.3). The exception is an election
+that the leader itself (3.10) or an administrator (`Promote`) asked for.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def answer_vote_request(role: Acting, sender: ReplicaId, request: VoteRequest) -
 
 
 def would_vote(state: RaftState, sender: ReplicaId, request: VoteRequest) -> bool:
-    """Whether this replica would vote so, at the term of the request."""
+    """Whether this replica would grant the pre-vote, and later the vote at the term of the request."""
     free = not state.leader_alive() and not state.bound(request.released)
     return free and _free_to_vote(state, sender, request) and _up_to_date(state, request)
 

@@ -36,7 +36,8 @@ class Ballot:
         self.released = released
         """As in `VoteRequest`."""
         self.lost = False
-        """Every voter has answered, and too few have granted their vote."""
+        """Every voter has answered: too few granted their vote, and too few refused for another candidate to
+        win."""
         self.own_after = state.outbox.hard_barrier()
         """Id of the Persist that holds this replica's vote for itself."""
         self._votes: dict[int, bool] = {}

@@ -6,7 +6,7 @@
 
 Composed of `RaftState`, which all roles share, and `Roles`, which holds the role that acts.
 
-Invariant: the same initial state, chance and events give the same effects.
+Invariant: the same initial state, random numbers and events give the same effects.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RaftCore:
     """One replica of one group. Not thread-safe; `step` never blocks."""
 
     parts: ClassVar[Parts] = Parts()
-    """What a core is made of; a subclass in tests replaces a part."""
+    """The classes that a core is made of; a subclass in tests replaces one."""
 
     def __init__(
         self, options: RaftOptions, self_replica: ReplicaId, initial: InitialState, rng: Chance
@@ -94,7 +94,7 @@ class RaftCore:
 
     @property
     def voted_for(self) -> ReplicaId | None:
-        """The replica that has the vote of this term, None if it is free."""
+        """The replica that this one voted for in the present term; None if it has not voted yet."""
         return self.state.voted_for
 
     @property
@@ -154,14 +154,15 @@ class RaftCore:
 
     @property
     def may_campaign(self) -> bool:
-        """Whether this replica is a sound voter of its own configuration."""
+        """Whether this replica is a voter of its own configuration, has not FAILED, and its disk does not
+        stall."""
         return self.state.may_campaign
 
     @property
     def leads_if_nobody_can(self) -> bool:
         """Whether this replica stands for election only where no other can lead.
 
-        So does a witness, and a replica whose node is unfit.
+        True for a witness, and for a replica whose node is unfit.
         """
         return self.state.leads_if_nobody_can
 
@@ -186,8 +187,10 @@ class RaftCore:
 
     @property
     def read_point(self) -> tuple[int, int] | None:
-        """(term, index) of a leader: the commit index, or what callers were told early above it. A read that came before this
-        may be answered at that index once `confirmed_by` says that this replica still led then (Raft §8).
+        """(term, index) at which this leader may answer the reads that have come so far (Raft §8).
+
+        The index is the commit index, or a higher one up to which callers were answered early (HeldByAll).
+        Answer only once `confirmed_by` says that this replica still led after the reads came.
 
         None: this replica does not lead, has no rows, or has committed nothing in its term yet. Then ask by
         RequestRead.
@@ -199,8 +202,8 @@ class RaftCore:
         return state.term, leader.read_index
 
     def leased(self, steady_us: int) -> bool:
-        """Whether this replica leads and nobody else can, at this time of the node's steady clock. Then a read that came before
-        that time may be answered at `read_point` at once."""
+        """Whether this replica leads and its lease holds at this time of the node's steady clock: nobody else
+        can lead. Then a read that came before that time may be answered at `read_point` at once."""
         leader = self._roles.leader
         return leader is not None and leader.lease.holds(
             steady_us, leader.peers.voters, self.state.config.majority
@@ -211,7 +214,8 @@ class RaftCore:
         return self.state.promise.binds(now_ms, 0)
 
     def vouches(self, leader: ReplicaId, term: int) -> bool:
-        """Whether this voter follows `leader` in `term`, and has voted in no later one. Its disk holds that, too."""
+        """Whether this voter follows `leader` in `term`, and has voted in no later term. The term and vote
+        are already durable."""
         state = self.state
         return (
             state.term == term

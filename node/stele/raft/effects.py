@@ -93,7 +93,7 @@ class Proposed:
 class HeldByAll:
     """Every voter has this leader's log up to `index` in its log's file. Some have not synced it yet.
 
-    Given only for proposals that are `early`. No rule of Raft follows from it."""
+    Given only for proposals that are `early`. It commits nothing, and no rule of Raft uses it."""
 
     index: int
 

@@ -109,9 +109,9 @@ class ProposeChange:
 class TransferLeadership:
     """Hand leadership over. Answered by TransferDone or TransferFailed.
 
-    `target` None: to the voter that leads least of those that keep up; if none keeps up, to the most
-    advanced. `leads`: how many groups the nodes of peers lead, as far as the owner knows. `cause`: why, in
-    the words of whoever asks. `at_once`: refuse a target that lacks much of the log, because proposals are
+    `target` None: to the voter that keeps up and whose node leads the fewest groups; if none keeps up, to the
+    most advanced. `leads`: how many groups the nodes of peers lead, as far as the owner knows. `cause`: why,
+    in the words of whoever asks. `at_once`: refuse a target that lacks much of the log, because proposals are
     held until it has all of it.
     """
 
@@ -167,7 +167,7 @@ class RequestRead:
 
 @record
 class DataArrived:
-    """The rows of a witness have been copied, and are up to its log."""
+    """The rows of a witness have been copied, and hold what its log has committed."""
 
 
 @record
@@ -207,8 +207,8 @@ class Fitness:
 class SyncStalled:
     """A sync has taken longer than an election timeout. Fed again each election timeout as long as it lasts.
 
-    This replica does not campaign before the next Persisted, or before the longest election timeout from
-    `now_ms` is over.
+    This replica does not campaign until the next Persisted, or until the longest election timeout has passed
+    since `now_ms`, whichever comes first.
     """
 
     now_ms: int

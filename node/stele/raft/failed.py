@@ -29,7 +29,7 @@ class Failed:
         return self.state.caught_up_ms
 
     def on_update_request(self, sender: ReplicaId, request: UpdateRequest) -> None:
-        """Refuse under the sender's own term, so that the answer counts there."""
+        """Refuse under the sender's own term, so that the sender does not ignore the answer."""
         state = self.state
         if request.term >= state.term and state.leader != sender:
             state.set_role(state.resting_role, sender, f"replica {sender} leads term {request.term}")

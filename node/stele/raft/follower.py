@@ -5,8 +5,8 @@ Acts for a voter, a learner and a replica outside its configuration: `RaftState.
 lives for one term.
 
 Invariants: entries at or below the commit index are never dropped. What is acknowledged matches the leader's
-log and is durable. This replica raises its term only after a majority would vote for it, or when the leader
-asks for the election.
+log and is durable. This replica raises its own term only after a majority would vote for it, or when the
+leader or an administrator asks for the election.
 """
 
 from __future__ import annotations
@@ -226,7 +226,11 @@ class Follower:
     def _answer(
         self, sender: ReplicaId, request: UpdateRequest, vouched: int, after: int, written: int = 0
     ) -> None:
-        """Vouch for the log up to `vouched`, once `after` is durable. Or say that it is `written` up to there, once it is."""
+        """Acknowledge the log up to `vouched`, once the Persist `after` is durable.
+
+        With `written`, the answer leaves earlier: once the log is in its file up to that index, though not
+        synced.
+        """
         state = self.state
         log = state.log
         last = log.opid_at(vouched) if vouched >= log.start.index else OpId(0, vouched)
@@ -305,7 +309,8 @@ class Follower:
         self.pre_vote = None
 
     def _goes_before(self, other: ReplicaId, request: VoteRequest) -> bool:
-        """Whether this replica is to stand before another one that asks, too: of two with equal logs, the one with the lower id."""
+        """Whether this replica stands rather than `other`, which asks too. Of two with equal logs, the one
+        with the lower id stands."""
         state = self.state
         equal = state.log.last_opid == request.last_logged
         return equal and state.self_replica < other and not state.leads_if_nobody_can

@@ -22,8 +22,8 @@ from stele.raft.state import RaftState
 from stele.raft.status import PeerState
 
 LAG_BYTES_MAX = 1 << 20
-"""A target counts as caught up if it is not known to lack more bytes than this. A disk takes them in some 10
-ms."""
+"""A target that keeps up counts as caught up if at most this many bytes are in flight to it. A disk writes
+them in some 10 ms."""
 
 
 class Handover:
@@ -58,7 +58,11 @@ class Handover:
         under_way = state.pending.transfer
         target = event.target
         if under_way is not None:
-            self._refuse(event, Code.CHANGE_IN_PROGRESS, f"already handing over to {under_way.target}")
+            self._refuse(
+                event,
+                Code.CHANGE_IN_PROGRESS,
+                f"already handing over to replica {under_way.target}; try again later",
+            )
             return
         if target is None:
             target = self.best_successor(event.leads)
@@ -118,11 +122,12 @@ class Handover:
             pending.end_transfer(code, f"leadership ended: {why}")
 
     def best_successor(self, leads: tuple[tuple[ReplicaId, int], ...] = ()) -> ReplicaId | None:
-        """The sound voter that leads least of those that keep up; if none keeps up, the most advanced one.
+        """The sound voter that keeps up and whose node leads the fewest groups; if none keeps up, the most
+        advanced.
 
-        Ties go to the most advanced, then to the first in the configuration. A lag of a few entries does not
-        matter, as writes are held until the target has them. `leads`: how many groups the nodes of peers
-        lead, by replica_id.
+        Of several such voters it is the most advanced, then the first in the configuration. A lag of a few
+        entries does not matter, as writes are held until the target has them. `leads`: how many groups the
+        nodes of peers lead, by replica_id.
         """
         led = dict(leads)
         best: ReplicaId | None = None
@@ -153,14 +158,14 @@ class Handover:
         return "" if progress.has_data else "does not hold the rows yet"
 
     def _lag(self, target: ReplicaId) -> str:
-        """Why a sound target is too far behind: proposals would be held too long until it has all. "" if it is not."""
+        """Why a sound target is too far behind: proposals would be held too long. "" if it is not."""
         progress = self._peers.progress[target]
         if self._keeps_up(progress) and progress.inflight_bytes <= LAG_BYTES_MAX:
             return ""
         return f"lacks {max(1, self._state.log.last_index - progress.match):,} entries of the log"
 
     def _keeps_up(self, progress: Progress) -> bool:
-        """Whether it was sent all committed entries, and acknowledges what it receives."""
+        """Whether the peer was sent all committed entries, and acknowledges what it receives."""
         state = self._state
         stalled = progress.stuck(state.now_ms - state.options.election_min_ms)
         return progress.state is PeerState.REPLICATE and progress.next > state.commit_index and not stalled

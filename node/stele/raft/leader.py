@@ -176,7 +176,8 @@ class Leader:
 
     @property
     def read_index(self) -> int:
-        """What a read that comes now must see: all that is committed, and all that may have been acknowledged without."""
+        """The index that a read which comes now must see: all that is committed, and all that callers were
+        told early (HeldByAll)."""
         return max(self.state.commit_index, self.held_index)
 
     def _answer_confirmed(self) -> None:
@@ -235,7 +236,11 @@ class Leader:
     def _note_promise(self, sender: ReplicaId, sent_ms: int) -> None:
         state = self.state
         if sent_ms > state.steady_ms > 0:
-            state.ignore(sender, f"it promises to a message of {sent_ms} ms, and it is {state.steady_ms} ms")
+            state.ignore(
+                sender,
+                f"it promises a lease for a message sent at {sent_ms} ms, but this node's clock is only at "
+                f"{state.steady_ms} ms",
+            )
         else:
             self.lease.promised(sender, sent_ms)
 
@@ -355,9 +360,11 @@ class Leader:
                 self.state.hand_out()
 
     def _hold_turn(self) -> None:
-        """Tell the owner up to where every voter holds what is proposed early. README.md says what follows from that.
+        """Report with HeldByAll up to where every voter holds the early proposals. README.md says why callers
+        may be answered then.
 
-        Not while members change: those who elect the next leader may be others then."""
+        Not while members change: then other voters may elect the next leader.
+        """
         state = self.state
         log = state.log
         if state.pending_change_index is not None:

@@ -3,8 +3,9 @@
 A leader asks for it with each `UpdateRequest`, and each answer that repeats the time of the request is a promise. `Promise`
 belongs to the voter and outlives its roles; `Lease` belongs to one leadership. README.md has the proof.
 
-Invariants: a voter neither votes nor stands while it is bound, unless the leader itself gave its lease up. A leader counts
-from when it sent what a majority promised, and counts shorter than they do by the error of two clocks.
+Invariants: a voter neither votes nor stands while it is bound, unless the leader itself gave its lease up. A
+leader's lease runs from the time when it sent the messages that a majority answered with a promise. It is
+shorter than the promises, by the error of both clocks.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from collections.abc import Iterable
 from stele.model.ids import ReplicaId
 
 CLOCK_ERROR_PERCENT = 10
-"""How far the rate of a node's steady clock may be from true. By default NTP daemons correct a clock by less."""
+"""How much too fast or too slow a node's steady clock may run. By default, NTP daemons change its rate by
+less."""
 
 
 def counted_us(lease_ms: int) -> int:
-    """How many microseconds a leader counts of a lease: its clock may be slow, and the voters' clocks fast."""
+    """The length of a lease on the leader's clock, in microseconds: its clock may be slow, and the voters'
+    fast."""
     return lease_ms * 1_000 * (100 - CLOCK_ERROR_PERCENT) // (100 + CLOCK_ERROR_PERCENT)
 
 
 class Promise:
-    """What this replica has promised as a voter: no vote against the leader of `term`, up to and including `until_ms` of its
-    owner's clock. That clock may stand still, and then the promise lasts longer."""
+    """What this replica has promised as a voter: no vote against the leader of `term`, up to and including
+    `until_ms` of its owner's clock. That clock may stand still; then the promise lasts longer."""
 
     __slots__ = ("term", "until_ms")
 
@@ -33,7 +36,7 @@ class Promise:
         self.until_ms = -1
 
     def give(self, term: int, until_ms: int) -> None:
-        """Promise. A promise to an earlier leader is kept as long, though its lease is over."""
+        """Promise. A longer promise to an earlier leader is kept, though that leader's lease is over."""
         self.term = term
         if until_ms > self.until_ms:
             self.until_ms = until_ms
@@ -43,9 +46,10 @@ class Promise:
         self.give(term, until_ms)
 
     def binds(self, now_ms: int, released: int) -> bool:
-        """Whether it forbids a vote now. `released`: the leader of this term has given its lease up for good; 0: none.
+        """Whether the promise forbids a vote now.
 
-        A leader of a later term could be elected only once each earlier lease was over. So its word is enough, too.
+        `released`: the leader of this term has given its lease up for good; 0: none has. The word of a later
+        leader is enough, too: it could be elected only once each earlier lease was over.
         """
         return now_ms <= self.until_ms and released < self.term
 
@@ -59,12 +63,13 @@ class Lease:
         self._own = own
         self._lease_ms = lease_ms
         self._promised: dict[ReplicaId, int] = {}
-        """By voter: when the newest message was sent that it promised to, by this node's steady clock."""
+        """By voter: when this leader sent the newest message that the voter answered with a promise, by this
+        node's steady clock."""
         self.given_up = False
-        """Whether this leader has let another one stand. It takes no lease any more in its term."""
+        """Whether this leader has asked another replica to stand. It takes no lease any more in its term."""
 
     def asks(self, steady_ms: int) -> tuple[int, int]:
-        """(length, time of sending) for a message that leaves now; zeros: it asks for no promise."""
+        """(length, time of sending) of the lease to ask for in a message that leaves now; zeros: none."""
         if not self._lease_ms or not steady_ms or self.given_up:
             return 0, 0
         return self._lease_ms, steady_ms
@@ -75,7 +80,7 @@ class Lease:
         return self._lease_ms > 0
 
     def promised(self, voter: ReplicaId, sent_ms: int) -> None:
-        """A replica has promised, in answer to a message sent then."""
+        """Note that a replica has promised, in answer to a message that was sent at `sent_ms`."""
         if sent_ms > self._promised.get(voter, 0):
             self._promised[voter] = sent_ms
 

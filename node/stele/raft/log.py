@@ -53,7 +53,7 @@ class LogView:
         self.config_index, self.config = self._configs[-1]
         """The active configuration: the last in the log, committed or not.
 
-        Its index: of its entry, or the log's start.
+        `config_index`: the index of its entry, or the log's start.
         """
         self.dirty = False
         """Whether there is anything to write."""

@@ -31,7 +31,7 @@ class KnownPeer:
 
     @property
     def helps(self) -> bool:
-        """Whether it can help to commit entries that are sent now."""
+        """Whether this peer can help to commit entries that are sent now."""
         return self.reachable and not self.stuck
 
 

@@ -77,8 +77,9 @@ class UpdateResponse:
 class VoteRequest:
     """A candidate asks for a vote at `term` (RequestVote, Raft figure 2).
 
-    `pre_vote`: it asks whether it would get one. `ignore_live_leader`: the leader itself asked for this
-    election (dissertation 3.10). `released`: the leader of this term asked, and has given its lease up; 0: none.
+    `pre_vote`: it asks whether it would get one. `ignore_live_leader`: the leader itself (dissertation 3.10)
+    or an administrator (`Promote`) asked for this election. `released`: the leader of this term asked, and
+    has given its lease up; 0: none.
     """
 
     term: int

@@ -63,7 +63,7 @@ class LogPort(Protocol):
 
     - `done` is called once this call and all before it survive power loss. It is called later, never from
       within the call, and in the order of the calls.
-    - `load` may find what was appended at once, and must find it after `done`.
+    - `load` must find what was appended once `done` was called, and may find it earlier.
     - A call that is refused raises `Retryable` (THROTTLED, DISK_FULL), and has done nothing.
     """
 

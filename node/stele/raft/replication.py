@@ -39,7 +39,7 @@ class Replication:
     def to_all(self, ask: bool) -> None:
         """Send each peer the entries it lacks.
 
-        `ask`: a ReadIndex round began, so each other peer gets a heartbeat.
+        `ask`: a ReadIndex round began, so each peer that is sent no entries gets a heartbeat.
         """
         last_index = self._state.log.last_index
         for progress in self._peers.progress.values():

@@ -141,7 +141,8 @@ class RaftState:
 
     @property
     def may_campaign(self) -> bool:
-        """Whether this replica is a sound voter of its own configuration."""
+        """Whether this replica is a voter of its own configuration, has not FAILED, and its disk does not
+        stall."""
         me = self.config.peer(self.self_replica)
         return me is not None and me.votes and not self.failed and self.now_ms >= self.stalled_until_ms
 

@@ -69,10 +69,11 @@ class _Turn:
 
 
 class Arriving:
-    """Calls `changed(delta)` when the number of held bytes changes.
+    """The incomplete frames of several connections. Calls `changed(delta)` when the number of held bytes
+    changes.
 
-    A turn ends in the line if at most `line_bytes` are held. `close_bytes` is one frame more: beyond it, a
-    connection that brings more is closed.
+    A frame whose turn ends goes to the end of the line if at most `line_bytes` are held; otherwise its
+    connection is closed. `close_bytes` is one frame more: beyond it, a connection that brings more is closed.
     """
 
     def __init__(self, pause_bytes: int, changed: Callable[[int], None] = lambda delta: None) -> None:

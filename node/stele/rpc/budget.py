@@ -1,8 +1,9 @@
 """One byte budget per node for messages that came in and are not applied yet. Used only on the event loop.
 
 Bytes are charged before a message is decoded, and released once it is answered. Incomplete messages of
-clients count as used too. Invariant: 0 <= used <= limit. Clients leave `reserve` free, so that heartbeats,
-votes and replication get through when clients have filled the rest.
+clients take room from clients, too. Invariant: 0 <= used <= limit, unless one message alone is larger.
+Clients leave `reserve` free, so that heartbeats, votes and replication get through when clients have filled
+the rest.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from stele.model.errors import Code, InvariantViolation, Retryable, ensure
 
 _RETRY_MIN_MS, _RETRY_UNKNOWN_MS, _RETRY_MAX_MS = 10, 50, 500
 _RATE_S = 0.1
-"""Refusals within this time use the same rate."""
+"""The rate at which bytes are given back is measured over at least this time, and only at a refusal."""
 REQUEST_BYTES = 1_024
 """Bytes charged for each request of a client beside its size: about what a node needs to work on one."""
 

@@ -1,10 +1,10 @@
 """Unary calls to other processes: one channel per address, made at the first call.
 
 Used by masters, nodes, drivers, clients and the command line. Owns the channels. It resolves names itself at
-each dial, and dials again after a connection failed. An address is dialled once at a time. A lookup cannot be
-cancelled, so it is left to the next caller. A hanging resolver keeps only one thread per name. Invariant:
-every call carries this process's identity, and every failure is raised as a `SteleError`. After `close`
-nothing is dialled.
+each dial, and dials again after a connection failed. An address is dialled once at a time. A name lookup
+cannot be cancelled, so the next caller waits for the same one. A hanging resolver keeps only one thread per
+name. Invariant: every call carries this process's identity, and every failure is raised as a `SteleError`.
+After `close` nothing is dialled.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from stele.rpc.resolve import resolve_one
 MESSAGE_BYTES_MAX = 16 << 20
 KEEPALIVE_TIME_MS = 1_000
 KEEPALIVE_TIMEOUT_MS = 1_500
-"""A dead peer is noticed after KEEPALIVE_TIME_MS + KEEPALIVE_TIMEOUT_MS, within a second."""
+"""A dead peer is noticed after KEEPALIVE_TIME_MS + KEEPALIVE_TIMEOUT_MS, give or take a second."""
 UNUSED_MS = 30_000
-"""A channel without calls is disconnected after this time, and connects again at its next call. A server asks each
-connection every second whether it lives. The channel that opened a stream to a peer is rarely used again. gRPC 1.85
-disconnects a channel so only once."""
+"""A channel without calls is disconnected after this time, and connects again at its next call. Otherwise its
+server would ping it every second, though the channel that opened a stream to a peer is rarely used again.
+A channel of gRPC 1.85 is disconnected so only once."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),

@@ -5,7 +5,7 @@ answered from a future, without a task, a wait or a timer each. A task with a co
 request.
 
 Invariant: a request is charged before it is decoded and until it is answered, with a minimum for small ones.
-Past the budget it is answered THROTTLED, and only its numbers are read. Answers leave in the order in which
+Past the budget it is answered THROTTLED, and only its request id is read. Answers leave in the order in which
 they are ready. If a client does not read them, its stream is not read either, and the waiting answers are
 charged too. One turn of the loop begins REQUESTS_PER_TURN requests and frames of a stream at most.
 """
@@ -67,7 +67,8 @@ class Answers(Protocol):
 
 
 class Sink(Protocol):
-    """A client's stream, for what it did not ask for. Whoever pushes holds back what it has while the stream is full."""
+    """A client's stream, for messages that answer no request. Whoever pushes them waits while the stream is
+    full."""
 
     @property
     def full(self) -> bool:

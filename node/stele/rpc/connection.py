@@ -1,9 +1,9 @@
 """Frames over TCP: four bytes of length, big-endian, then the bytes. Streams of nodes and clients use them.
 
 A small frame costs a gRPC stream four system calls and a thread's wake-up at each end; here it costs one
-call. A gRPC call settles before who may speak (OpenPeerStream, OpenClientStream). Owns one connection; knows
-nothing of what frames hold. Invariant: frames arrive whole and in the order they were sent. The memory for an
-incomplete frame stays below two frames plus one read, and `arriving` counts it.
+call. Before a connection is made, a gRPC call (OpenPeerStream, OpenClientStream) checks who may speak. Owns
+one connection; knows nothing of what frames hold. Invariant: frames arrive whole and in the order they were
+sent. The memory for an incomplete frame stays below two frames plus one read, and `arriving` counts it.
 """
 
 from __future__ import annotations
@@ -285,6 +285,7 @@ def _notice_silence(sock: socket.socket) -> None:
 
 
 def _end_when_unacknowledged(sock: socket.socket) -> None:
-    """Let unacknowledged bytes end the connection. Not used at the other end: a client may be busy."""
+    """Have the kernel end the connection if sent bytes stay unacknowledged. Only for the end that dialled: at
+    the other end, a client may just be busy."""
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, KEEPALIVE_TIME_MS + KEEPALIVE_TIMEOUT_MS)

@@ -122,7 +122,7 @@ class _Bound(NamedTuple):
 
 
 def bound_of(table: dict[str, int], message: str, field: str) -> int | None:
-    """A table's bound for a field; None if it has none."""
+    """The bound of a field in one of the tables above; None if the table has none for it."""
     return table.get(f"{message}.{field}", table.get(field))
 
 

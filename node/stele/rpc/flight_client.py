@@ -30,8 +30,8 @@ for long."""
 _AVOID_S = 5.0
 """All streams skip a silent node for this long, so that each need not find out itself."""
 REST_S = 5.0
-"""A connection idle for this long may be dead without notice. It is replaced by a new one, which shows that
-at once."""
+"""A connection idle for this long may be dead without notice. So it is replaced by a new one: dialling shows
+at once whether the server is there."""
 
 
 class _Connection:

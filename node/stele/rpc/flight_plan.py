@@ -40,11 +40,11 @@ class Planned:
 
 
 def command_of(descriptor: fl.FlightDescriptor) -> ScanCommand:
-    """The command of a descriptor. A path of one part is the name of a table, of which all is read. A command is one of ours,
-    or a query of Flight SQL.
+    """The command of a descriptor. A path of one part names a table, and asks for all of it. A command is one
+    of ours, or a query of Flight SQL.
 
     Raises:
-        Rejected: neither a path of one part nor a command; otherwise what `ScanCommand.decode` and `command_of_sql` raise.
+        Rejected: the path is not of one part; otherwise what `ScanCommand.decode` and `command_of_sql` raise.
     """
     if descriptor.descriptor_type != fl.DescriptorType.PATH:
         raw = bytes(descriptor.command or b"")

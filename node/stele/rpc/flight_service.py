@@ -1,8 +1,9 @@
 """Flight's GetFlightInfo and DoAction on the gRPC port, so that a Flight client needs no address but the masters'.
 
-The rows themselves are read at the addresses of the FlightInfo (flight.py). Flight's DoAction is a stream of results;
-each action here has exactly one, which looks the same on the wire. Callers are programs of others: they send no metadata
-of ours, so they are not asked for any. Tickets name their cluster.
+The rows themselves are read at the addresses of the FlightInfo (flight.py). Flight's DoAction is a stream of
+results. Each action here has exactly one, so a unary answer looks the same on the wire. Callers may be any
+Flight client, and send no metadata of ours. So they are not checked as other callers are; their tickets name
+the cluster.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ METHODS = f"/{SERVICE}/"
 
 
 class FlightProvider(Protocol):
-    """What answers, on the event loop. Raises SteleError."""
+    """Answers these requests, on the event loop. Raises SteleError."""
 
     async def plan(self, command: ScanCommand) -> Planned:
         """The plan of a scan of a table, or of one tablet."""

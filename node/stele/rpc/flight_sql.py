@@ -1,8 +1,8 @@
 """Parses a query of Flight SQL, a SELECT of columns of one table, into a ScanCommand. Pure.
 
-So ADBC's driver for Flight SQL reads tables. Callers do joins, groups, order and limits.
-Invariant: the time grows with the length of the query. It is parsed on the event loop, for callers that are not known.
-`stele.model.where` judges its conditions.
+With it, ADBC's driver for Flight SQL can read tables. Callers do joins, groups, order and limits themselves.
+`stele.model.where` checks the conditions. Invariant: the time to parse grows linearly with the length of the
+query. Queries of unknown callers are parsed on the event loop.
 """
 
 from __future__ import annotations
@@ -133,11 +133,11 @@ class _Query:
         return ScanCommand(table=table, columns=columns, where=where, prepare=True)
 
     def _columns(self) -> tuple[str, ...]:
-        """The names; none for all."""
+        """The names of the columns; none for all columns."""
         if self._next.says("*"):
             self._tokens.popleft()
             if self._next.says(","):
-                raise self._refused("* stands alone, and means all columns")
+                raise self._refused("* already names all columns; remove the names after it")
             return ()
         names = [self._name()]
         while self._next.says(","):
@@ -146,7 +146,7 @@ class _Query:
         return tuple(names)
 
     def _conditions(self) -> str:
-        """The rest of the query. What it means is judged by who knows the columns."""
+        """The rest of the query, as text. `stele.model.where` checks it later, with the table's columns."""
         if not self._tokens:
             raise self._refused(_FORM)
         first, last = self._tokens[0], self._tokens[-1]

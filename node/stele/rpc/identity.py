@@ -1,8 +1,8 @@
 """Checks caller and callee on every unary call (metadata) and on the first message of every stream (Hello).
 
-Knows the newest start and address of each node, from the masters and from the nodes. Invariant: some calls
-are refused before their body is read. They name another cluster, another node, an unknown protocol or an
-earlier start of their node. No caller can shut out a node that the masters hear.
+Knows the newest start and address of each node, from the masters and from the nodes. Invariant: a call for
+another cluster or node, of an unknown protocol, or of an earlier start of its node is refused. That happens
+before its body is read. No caller can shut out a node that the masters hear.
 """
 
 from __future__ import annotations

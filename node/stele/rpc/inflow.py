@@ -9,10 +9,10 @@ A look at 500 connections takes about 2 ms, so there is one every LOOK_S. A larg
 it arrives: if the process has grown by GREW_BYTES since the last look, the next one follows at once.
 
 Invariants: at a look, a connection that holds more than HELD_BYTES_MAX is ended. If all together hold more
-than ALL_BYTES_MAX, those that hold most are ended. Its sender sees a reset. A connection may also send a small share of what was sent
-to it, for its acknowledgements, and DRIFT_BYTES a second, for its pings. Between two looks a connection
-brings what its sender manages in GREW_S, or GREW_BYTES unseen in LOOK_S; RECEIVE_BYTES is what the kernel
-holds of it.
+than ALL_BYTES_MAX, those that hold most are ended. The sender of an ended connection sees a reset. A
+connection may also send a small share of what was sent to it, for its acknowledgements, and DRIFT_BYTES a
+second, for its pings. Between two looks a connection brings what its sender manages in GREW_S, or GREW_BYTES
+unseen in LOOK_S. The kernel holds up to RECEIVE_BYTES of it.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _SAYS_LITTLE = (Code.UNAVAILABLE, Code.TIMED_OUT, Code.NOT_LEADER)
 
 
 LIST_AGAIN_S = 5.0
-"""This long after the masters were listed, the list is asked for again; likewise for nodes."""
+"""The least time between two requests for the list of masters, to a master or to nodes."""
 NODES_ASKED = 3
 """The number of nodes that are asked at once who the masters are. Some may be gone too."""
 
@@ -162,10 +162,10 @@ class Masters:
         idempotent: bool,
         retry_when: Callable[[SteleError], bool],
     ) -> Any:
-        """Ask each master once, likely leaders first. Returns the answer, or the error that says most.
+        """Ask each master once, likely leaders first. Returns the answer, or the most specific error.
 
-        An address of another cluster may once have been a master of ours whose pod is gone. Raises
-        WRONG_CLUSTER only if there is no other address.
+        Another cluster may answer at an address that once was a master's of ours, whose pod is gone. So this
+        raises WRONG_CLUSTER only if another cluster answers at every address.
         """
         worst: SteleError = Retryable("no master answers", code=Code.UNAVAILABLE, advice=Advice.CHECK_MASTERS)
         waiting = await self._addresses()
@@ -301,7 +301,8 @@ def _minority(said: Mapping[str, str]) -> str:
 
 
 def _is_name(address: str) -> bool:
-    """Whether an address is a name that does not resolve: others were asked by their numbers."""
+    """Whether the host of an address is a name. A given name that resolves is asked by its IP addresses, so
+    this one did not resolve, or the masters listed it."""
     try:
         ipaddress.ip_address(split_address(address)[0].partition("%")[0])
     except ValueError:

@@ -3,8 +3,8 @@ frames are decoded.
 
 A part is a message within another one, or a text in a list. It may take two bytes of the wire, but takes up
 to 190 bytes once decoded. So 16 MiB of empty parts would take 1.5 GiB, and keep the event loop for seconds.
-The parts of a request are charged to the budget, beside its bytes. Frames hold few parts for long, so theirs
-are not.
+The parts of a request are charged to the budget, beside its bytes. Those of a frame are not, because few of
+them stay in memory for long.
 
 Invariant: what passes has one part for each PART_BYTES at most, or PARTS_FREE, or is small. Malformed bytes
 are looked at as far as they can be read: the decoder stops there too. A walk keeps the loop for
@@ -23,16 +23,17 @@ from stele.model.errors import Code, Rejected
 
 SMALL_FRAME_BYTES = 256 << 10
 SMALL_CALL_BYTES = 4 << 10
-"""Not looked at. Nearly all frames and requests are smaller."""
+"""Frames and requests of at most this size are not checked. Nearly all are smaller."""
 DECODED_BYTES = 192
-"""What a part is charged: the largest, a replica's status, takes 186 bytes."""
+"""Bytes charged for a part. The largest, a replica's status, takes 186 bytes once decoded."""
 PARTS_FREE = 1 << 18
 """Parts that any message may have: more than the tablets or split keys of a request. It is also more than the
 entries of a frame between nodes, whose batches end at half a megabyte."""
 PART_BYTES = 32
-"""A report of more than 20,000 replicas has about 60 bytes for each part."""
+"""Beyond PARTS_FREE, a message may have one part for each so many of its bytes. A large report, of more than
+20,000 replicas, has about 60 bytes for each part."""
 STEPS_AT_ONCE = 4_096
-"""Fields in one turn of the loop: a millisecond."""
+"""Fields that are looked at in one turn of the loop. They take about a millisecond."""
 STEPS_MAX = 1 << 18
 """The most fields that are looked at in a frame. The bytes of an entry, a block or a value are one field."""
 _VARINT_BYTES_MAX = 10

@@ -90,8 +90,9 @@ class PeerTransport:
         """Queue an encoded ConsensusMessage. Never blocks. What one turn of the loop queues for a peer leaves
         together.
 
-        `may_wait`: it is a mere heartbeat. Returns False if the message was dropped: no connection, a full
-        queue, or a message above the limit.
+        `may_wait`: it is a mere heartbeat. Returns False if the message was dropped. Then the peer could not
+        be reached just before, the bulk queue is full, or the message is above the limit. A full control
+        queue drops its oldest message instead.
         """
         channel = BULK if bulk else CONTROL
         link = self._links.get((node_id, channel))
@@ -103,7 +104,7 @@ class PeerTransport:
         return False
 
     def takes(self, node_id: NodeId, *, bulk: bool) -> bool:
-        """Whether `send` would queue a message now. False while a peer could not be reached just before."""
+        """Whether `send` would queue a message now. False for a while after the peer could not be reached."""
         link = self._links.get((node_id, BULK if bulk else CONTROL))
         return link is None or not link.resting
 

@@ -3,7 +3,7 @@ resolve.py.
 
 When the main thread ends, the interpreter first joins the threads of executors and starts no more of them.
 Then it joins the program's own threads. Threads left after that are stopped at an arbitrary place. Invariant:
-no thread of `ReaderThreads` keeps a program from ending, and none reads any more when the interpreter goes.
+no thread of `ReaderThreads` keeps a program from ending, and none still reads when the interpreter exits.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def incarnation_of(schema: pa.Schema) -> int:
     recovered.
 
     Raises:
-        Retryable: UNAVAILABLE: it is no incarnation.
+        Retryable: UNAVAILABLE: what the schema names is not a valid incarnation.
     """
     told = (schema.metadata or {}).get(_INCARNATION, b"0")
     if not told.isdigit() or len(told) > _DIGITS_MAX or int(told) > INCARNATION_MAX:
@@ -223,10 +223,10 @@ class ScanCommand:
     """A GetFlightInfo command: a whole table by name, or one tablet. `columns` by name; () for all.
 
     `snapshot` 0 means now. The rest is for whole tables. `where`: as in stele.model.where. `limit`: for each
-    ticket. `resumable`: as in `Ticket`. `statistics`: ask the leaders how many rows and bytes there are. `prepare`: have
-    the leaders prepare the snapshot, so that any replica serves it. `part_bytes`: cut tablets into tickets of
-    about this many bytes of files; 0: one ticket for each tablet. `max_staleness_ms`: in the place of a
-    snapshot, one that may be so old, for followers; None: no such wish.
+    ticket. `resumable`: as in `Ticket`. `statistics`: ask the leaders how many rows and bytes there are.
+    `prepare`: have the leaders prepare the snapshot, so that any replica serves it. `part_bytes`: cut tablets
+    into tickets of about this many bytes of files; 0: one ticket for each tablet. `max_staleness_ms`: choose
+    a snapshot that may be up to this old, so that followers can serve it; None: do not.
     """
 
     table: str = ""

@@ -4,7 +4,7 @@ node.py.
 One short system call begins a sync. Its end makes an eventfd readable, which the event loop watches. So no
 thread has to wake up or wait for the interpreter. Owns its AIO context and its eventfd, but no file. A
 container's seccomp profile or an unusual kernel may refuse AIO, so `kernel_sync` tries a real sync before it
-returns one.
+returns a KernelSync.
 
 Invariant: at most one sync is under way, and its result is taken once. Source: io_submit(2), io_getevents(2);
 FDSYNC needs Linux 4.18.

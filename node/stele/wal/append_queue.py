@@ -58,8 +58,8 @@ REWRITTEN = Rewritten()
 Item = tuple[
     State | None, Sequence[Entry] | None, Record | Checkpoint | Written | Rewritten | None, Done | None
 ]
-"""(stream, entries, record, done): entries or one record. Entries may be marked REWRITTEN. Without a stream: a checkpoint, a
-question for what is written, or only a callback."""
+"""(stream, entries, record, done): entries or one record of a stream. Entries may be marked REWRITTEN.
+Without a stream: a Checkpoint, a Written, or only the callback."""
 
 
 class SmallBatchWriter(Protocol):

@@ -1,7 +1,11 @@
 """Which streams a damaged place of the log may concern. Called by recovery; pure.
 
-Any of three things clears a stream. A footer says it has nothing there. All it still needs was written after
-the metadata's position. It was created later. Invariant: a stream that is not cleared is FAILED.
+Each of these clears a stream of a damaged place:
+- It was created in a later segment.
+- The segment's footer says that the stream has no groups there.
+- The metadata was written after everything there, and the stream needs no entry from there any more.
+
+Invariant: a stream that is not cleared is FAILED.
 """
 
 from __future__ import annotations
@@ -51,7 +55,8 @@ class Suspects:
         return failed
 
     def _covers(self, damage: Damage) -> bool:
-        """Whether the metadata was written after everything that stood in the damaged place."""
+        """Whether the metadata was written after everything in the damaged place, so that it holds the hard
+        state of all records there."""
         end = _FAR if damage.end is None else damage.end
         return (self._position.sequence, self._position.offset) >= (damage.sequence, end)
 

@@ -139,9 +139,10 @@ def _lacking(log: SharedLog) -> int:
 
 
 def _give_way(log: SharedLog, keep_from: int, dropped: list[tuple[StreamKey, str, int]]) -> int:
-    """The lowest segment to keep. If the disk lacks space, this ignores anchors that give way.
+    """The lowest segment to keep: `keep_from`, or a later one if the disk lacks space.
 
-    Then the oldest segments that only they need go, as many as it takes. Adds those anchors to `dropped`."""
+    Then the oldest segments go that only anchors that give way need, as many as must be freed. Adds these
+    anchors to `dropped`."""
     lacking = _lacking(log)
     if lacking <= 0:
         return keep_from

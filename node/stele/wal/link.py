@@ -194,7 +194,8 @@ def _closed(scan: Scan, named: _Named) -> Part:
 
 
 def _tail(scan: Scan, metadata: Metadata | None, linked: Linked) -> Part:
-    """The last segment that has a whole group, or had one as the metadata says."""
+    """What is kept of the log's last segment: the last one that has a whole group, or had one as the metadata
+    says."""
     assert scan.header is not None
     synced = max([HEADER_BYTES, *(g.synced_offset for g in scan.groups)])
     if metadata is not None and metadata.position.sequence == scan.sequence:

@@ -256,8 +256,10 @@ class Log:
             return sum(s.length for s in self.shared.segments.values()) + self.shared.active_length
 
     def pins(self, of: Iterable[StreamKey] | None = None, *, above_bytes: int = 0) -> list[Pin]:
-        """Unflushed stores that keep more than `above_bytes` of the log from collection, closed segments among it. The one
-        that holds most comes first. `of`: the streams in question; None: all.
+        """Unflushed stores that keep a closed segment, and more than `above_bytes` of the log, from
+        collection.
+
+        The one that keeps most comes first. `of`: the streams to look at; None: all.
         """
         with self.shared.lock:
             found = []

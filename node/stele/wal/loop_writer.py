@@ -5,8 +5,8 @@ Waking a thread for each small batch costs more than the batch does. Touches the
 writer is LOOP. Must not block the loop: anything that is not small goes to the appender's thread.
 
 Invariant: a batch's callbacks run in the loop's thread, in the order of the appends, after its sync
-succeeded. They run after those of every earlier batch: a batch begins here only in a turn behind the thread's
-last dispatch.
+succeeded. They run after those of every earlier batch: a batch begins here only in a turn of the loop after
+the thread's last dispatch.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class LoopWriter:
         return dones
 
     def _mark(self) -> None:
-        """Write the SYNCED marker, unless another group follows at once, which says the same."""
+        """Write the SYNCED marker, unless another group follows at once, whose header says the same."""
         log, append_queue = self._log, self._log.append_queue
         with log.lock:
             if append_queue.items or append_queue.closing or append_queue.writer is not Writer.NOBODY:

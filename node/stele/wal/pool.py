@@ -49,7 +49,8 @@ class Pool:
         self.recycled = 0
 
     def adopt(self, path: Path, *, sound: bool = True) -> None:
-        """Keep a file for reuse, or remove it if it does not fit. Nobody may need its content. Syncs no name.
+        """Keep a file for reuse, or remove it if it does not fit. Its content must no longer be needed. Syncs
+        no name.
 
         `sound`: the disk can read all of it. A write beside a bad sector must read first, and would fail the
         log.

@@ -51,7 +51,7 @@ class Behind(Enum):
 
 
 class Verdict(Enum):
-    """What recovery does at such a place."""
+    """What recovery does at a place where a group could begin."""
 
     KEEP = "keep"
     END = "the log ends here"

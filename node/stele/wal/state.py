@@ -30,8 +30,8 @@ class HardState:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A stream in the consensus metadata: all but its entries. `created`: the sequence of the segment active
-    then.
+    """A stream in the consensus metadata: all but its entries. `created`: the sequence of the segment that
+    was active when the stream was created.
 
     `damaged_at`: 0, or a place in the log (see `place`). Records before that place cannot end the damage.
     """

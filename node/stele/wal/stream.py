@@ -40,7 +40,7 @@ class StreamLog:
     Appends raise:
         Retryable: THROTTLED, the queue is full; DISK_FULL, there is no space (entries only).
         Corrupt: IO_ERROR after a failed write or sync of the log; CORRUPT for a damaged stream.
-        InvariantViolation: entries that do not fit what is there.
+        InvariantViolation: entries that do not follow those in the log.
     """
 
     __slots__ = ("_log", "_state")
