@@ -159,7 +159,7 @@ class CopySessions:
         await replica.storage.flush()
         machine = replica.machine
         if machine is None:
-            raise Retryable("this replica was stopped meanwhile", code=Code.NOT_READY)
+            raise Retryable("this replica was stopped meanwhile; choose another source", code=Code.NOT_READY)
 
         def link() -> tuple[OpId, tuple[CopyFile, ...]]:
             try:
@@ -251,7 +251,12 @@ class CopySessions:
         except Corrupt as exc:
             replica.fail(f"copy: {exc}")
         except SteleError as exc:
-            log.warning("not verified", tablet=replica.tablet_id, damage=damage, error=str(exc))
+            log.warning(
+                "cannot check the files that a copy's receiver found damaged",
+                tablet=replica.tablet_id,
+                damage=damage,
+                error=str(exc),
+            )
         finally:
             self._looked_at.discard(replica)
 

@@ -74,8 +74,9 @@ class Members:
         """Change one member; returns the committed configuration. `cause`: why, for the log.
 
         Raises:
-            Retryable: NOT_LEADER, NOT_READY, CHANGE_IN_PROGRESS, STEPPING_DOWN.
-            Rejected: CAS_FAILED, UNSAFE_CHANGE.
+            Retryable: NOT_LEADER, NO_QUORUM, NOT_READY, CHANGE_IN_PROGRESS, STEPPING_DOWN.
+            Rejected: CAS_FAILED, UNSAFE_CHANGE. ALREADY_PRESENT, NOT_FOUND or INVALID_ARGUMENT: the change
+                does not fit the configuration.
         """
         self._standing.check_leader()
         context = next(self._contexts)
@@ -98,9 +99,10 @@ class Members:
         lacks much of the log, because writes wait until it has all of it.
 
         Raises:
-            Retryable: NOT_LEADER, TIMED_OUT (this replica still leads), NOT_READY (also for a target that is
-            not caught up).
-            Rejected: the target cannot lead.
+            Retryable: NOT_LEADER, NO_QUORUM, CHANGE_IN_PROGRESS (another transfer), TIMED_OUT (this replica
+                still leads), UNAVAILABLE (another replica leads), NOT_READY (also for a target that is not
+                caught up).
+            Rejected: UNSAFE_CHANGE, the target cannot lead.
         """
         self._standing.check_leader()
         context = next(self._contexts)

@@ -4,8 +4,9 @@ no I/O.
 Once proposed, a write belongs to the replica. Its outcome comes from applying it, even if its caller has
 gone.
 
-Invariant: every write's future ends exactly once. It ends with the outcome, with a retryable error if the
-write never entered a log, or with UNKNOWN_OUTCOME if this log dropped it.
+Invariant: every write's future ends exactly once. It ends with the outcome, or with a retryable error if the
+write never entered a log. It ends with UNKNOWN_OUTCOME if this log dropped it, or the replica stopped
+meanwhile.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Proposals:
             self.next_waiting().fails(error)
 
     def fail_all(self, never: Exception) -> None:
-        """The replica stops: `never` for what never entered the log, UNKNOWN_OUTCOME for the rest."""
+        """The replica stops: `never` for what was never given to the core, UNKNOWN_OUTCOME for the rest."""
         self.fail_waiting(never)
         for pending in (*self._posted.values(), *self.in_log.values()):
             pending.fails(_unknown(pending.opid))

@@ -2,9 +2,9 @@
 other instead.
 
 The leader of an idle group sends one last update, marked quiet, and stops its core's time. A follower that
-has all entries, and follows that leader, stops its own time and does not answer. Any other answers as usual,
-which wakes the leader. The next message, write, read or change wakes a replica, and so does a peer's node
-that falls silent. Its time goes on where it stopped.
+has all entries, and follows that leader, stops its own time and does not answer. Any other replica answers as
+usual, which wakes the leader. The next message, write, read or change wakes a replica, and so does a peer's
+node that falls silent. Its time goes on where it stopped.
 
 Invariant: a core's time stands still only while the nodes of all its peers are heard. Safety never depends on
 time.

@@ -74,7 +74,8 @@ class Reads:
             await self._applier.wait(await self._confirmed_index())
 
     async def _confirmed_index(self) -> int:
-        """The commit index of a leader that a majority follows, both after this call."""
+        """An index that covers every write acknowledged before this call. It is a leader's read index that
+        was taken after the call, and that a majority or a lease confirms."""
         self._standing.check_leader()
         if self._leases and (index := self._leased_index()) is not None:
             return index
@@ -85,7 +86,8 @@ class Reads:
         return await future
 
     def _leased_index(self) -> int | None:
-        """The commit index, if this leader's lease holds at this moment; else None. README.md says why that is enough."""
+        """The index of `RaftCore.read_point`, if this leader's lease holds at this moment; else None.
+        README.md says why that is enough."""
         core = self._runtime.core
         if not core.leased(self._host.steady_us()) or (point := core.read_point) is None:
             return None
@@ -189,11 +191,12 @@ class Reads:
     ) -> None:
         """Return once everything at or below `snapshot` is applied here and can never change.
 
-        `within_ms`: as for `linearizable_read`. `prepared`: the index that `prepare` gave for this snapshot; 0: none. `ask`: how a
-        follower that cannot know asks its leader (`Following.holds`).
+        `within_ms`: as for `linearizable_read`. `prepared`: the index that `prepare` gave for this snapshot;
+        0: none. `ask`: how a follower asks its leader if it does not know whether it holds the snapshot
+        (`Following.holds`).
 
-        Raises: Retryable: NOT_LEADER (a follower that cannot know), NO_QUORUM, TIMED_OUT, NOT_READY (clocks
-            are apart). Rejected: CLOCK_AHEAD.
+        Raises: Retryable: NOT_LEADER (a follower that does not know, and was given no `ask`), NO_QUORUM,
+            TIMED_OUT, NOT_READY (clocks are apart). Rejected: CLOCK_AHEAD.
         """
         timestamps, standing, applier = self._timestamps, self._standing, self._applier
         if snapshot <= timestamps.applied and standing.running:

@@ -2,7 +2,7 @@
 
 All events of one turn go to the core together. So a turn costs one Persist and one message per peer, however
 many writes came. The runtime knows nothing of tablets: its `EffectSink` knows what an effect
-means to callers. Its ports are the log, the sink, the node's clock and the `Loop`; it starts no thread and
+means to callers. Its ports are the log, the sink, the `Loop` and the node's clocks; it starts no thread and
 reads no other clock.
 
 Invariant: a Send never leaves before the Persist that it names is durable, and Persists reach the log in
@@ -57,7 +57,7 @@ class EffectSink(Protocol):
         """The core or the log has failed. Nothing more is fed or persisted."""
 
     async def read_log(self, first_index: int, bytes_max: int) -> tuple[Entry, ...]:
-        """Entries of the log from `first_index` on; none if they are gone.
+        """Entries of the log from `first_index` on; an empty tuple if they are gone.
 
         Raises Retryable where another try may help.
         """

@@ -3,7 +3,8 @@ core.
 
 Made by `Replica.run`; lives on the node's event loop. Opens no sockets and decides no membership.
 
-Invariant: a client's write is answered only after it is committed and applied here.
+Invariant: a client's write is answered only after it is committed and applied here. The exception is a write
+in memory, which may be answered once every voter has logged it (early.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """`Standing`: identity and state of a replica: life-cycle state, role, term, leader and configurations.
 
 Each replica has one, made first and read by all its parts. Only its methods change it:
-- `Replica`, which owns the life cycle, calls `begin`, `fail`, `stop` and `rows_arrived`.
-- `StartedReplica` calls `role_changed`, `term_committed` and `tell` when the core says so.
+- `Replica`, which owns the life cycle, calls `waits`, `fail`, `stop` and `rows_arrived`.
+- `StartedReplica` calls `begin` once its parts are made; then `role_changed`, `term_committed` and `tell`
+  when the core says so.
 - `Members` calls `configured` when the core says so.
 
 Invariant: the state changes only through `next_state`, and each change is logged with its cause.

@@ -135,7 +135,8 @@ class Storage:
         return log.handed_index >= opid.index and log.term_at(opid.index) == opid.term
 
     async def read_log(self, first_index: int, bytes_max: int) -> tuple[Entry, ...]:
-        """Entries of the log, read in a thread. None if they were collected, which the core may not know yet.
+        """Entries of the log, read in a thread. An empty tuple if they were collected, which the core may not
+        know yet.
 
         Raises:
             Retryable: the system has no file descriptor or memory for it now.

@@ -174,7 +174,7 @@ class Timestamps:
         return HybridTime(min(self._clock.now(), ceiling))
 
     def covers(self, snapshot: int) -> bool:
-        """Whether a snapshot lies below the committed ceiling."""
+        """Whether a snapshot lies at or below the committed ceiling."""
         return snapshot <= self._committed
 
     def reserve(self, snapshot: int) -> None:

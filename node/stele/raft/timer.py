@@ -28,8 +28,8 @@ class ElectionTimer:
         self.patience_ms = 0
         """The time-out drawn last: how long a replica waits for its leader before it campaigns."""
         self.unanswered = 0
-        """Elections in a row that ended by their time-out, without an answer from every voter or with a
-        majority of refusals; 0 once there is a leader."""
+        """Elections in a row that ended by their time-out: some voter had not answered, or a majority had
+        refused. 0 once there is a leader."""
 
     def draw(self, now_ms: int, *, patient: bool) -> None:
         """Draw a time-out that begins now. `patient`: longer by twice the longest election timeout, so that

@@ -72,7 +72,7 @@ class Sink(Protocol):
 
     @property
     def full(self) -> bool:
-        """Whether what was sent before still waits."""
+        """Whether too much of what was sent before still waits."""
 
     @property
     def ended(self) -> bool:
@@ -332,7 +332,7 @@ class _Stream:
 
     @property
     def full(self) -> bool:
-        """Whether what was sent before still waits."""
+        """Whether too much of what was sent before still waits."""
         return self._connection.full or self._pushed_bytes >= PUSHED_BYTES_MAX
 
     @property

@@ -1,5 +1,5 @@
-"""The first contact with a cluster: does any master answer at the given addresses? Used by masters.py, once
-per client.
+"""The first contact with a cluster: does any master answer at the given addresses? Used by masters.py until a
+client has met one.
 
 Asks all at once, so that a silent master costs nothing if another answers. If no name resolves, it gives up
 after a fifth of the given time, since a mistyped name stays wrong. The name of a service that starts, as in Kubernetes,

@@ -306,7 +306,7 @@ class _Batches(Iterator[Rows]):
             raise Retryable("the client has left", code=Code.UNAVAILABLE)
         if self._stalled_s:
             raise Retryable(
-                f"the reader took nothing for {self._stalled_s:g} s, and its place was given to others; "
+                f"the reader took nothing for {self._stalled_s:g} s, so it has lost its place; "
                 "scan again after the last row",
                 code=Code.TIMED_OUT,
             )

@@ -57,8 +57,7 @@ Route = Callable[[], Awaitable[Reply]]
 
 
 class Health(Protocol):
-    """What a process knows of its health. Each method returns "" for yes, else the reason, at once and
-    without waiting."""
+    """What a process knows of its health. A question returns "" for yes, else the reason. No method waits."""
 
     def live(self) -> str:
         """Whether the event loop runs. Never depends on quorum or peers."""

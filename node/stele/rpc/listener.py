@@ -65,7 +65,7 @@ class StreamListener:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Accept no more connections, for good."""
+        """End all connections, and accept no more, for good."""
         self._closed = True
         self._keys.clear()
         if self._server is not None:

@@ -53,7 +53,7 @@ class RequestPlaces:
                     del self._reading[timeout]
         except TimeoutError:
             raise Retryable(
-                "the request did not arrive in time while others waited; send it again", code=Code.TIMED_OUT
+                "the request did not arrive in time; send it again", code=Code.TIMED_OUT
             ) from None
         finally:
             self._leave()

@@ -1,8 +1,8 @@
 """The gRPC server of a node or master: limits, keepalive, and the guard in front of every servicer.
 
 Servicers just raise `SteleError`. Invariant: no unary request is read before its caller was checked and it
-has a place (`RequestPlaces`). None is decoded before its bytes were charged. None is answered with a
-traceback.
+has a place (`RequestPlaces`). Only requests of Flight clients without our metadata have no caller to check.
+None is decoded before its bytes were charged. None is answered with a traceback.
 """
 
 from __future__ import annotations

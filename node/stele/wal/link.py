@@ -112,8 +112,8 @@ def _was_in_use(scans: list[Scan], at: int, metadata: Metadata | None) -> bool:
 
 
 def _only_prepared(scans: list[Scan], at: int, metadata: Metadata | None) -> bool:
-    """Whether the segment before is whole and not closed. A segment is closed before the next one gets its
-    first group.
+    """Whether this segment was only prepared: the one before it is whole and not closed. A segment is closed
+    before the next one gets its first group.
 
     Also False where this is unknown: the segment before has damage, or may be kept as evidence of earlier
     damage."""

@@ -289,8 +289,8 @@ class Log:
 
         Raises:
             Corrupt: the log has failed.
-            OSError: the metadata could not be written, or a segment set aside could not be removed. Nothing
-                else changed.
+            OSError: the metadata could not be written, or a segment set aside could not be removed. No other
+                segment was removed.
         """
         with self._collecting:
             return collect(self.shared, self.checkpoint)

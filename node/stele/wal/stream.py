@@ -38,7 +38,9 @@ class StreamLog:
     """Implements `stele.raft.ports.LogPort` (structurally). Every method may be called from any thread.
 
     Appends raise:
-        Retryable: THROTTLED, the queue is full; DISK_FULL, there is no space (entries only).
+        Retryable: THROTTLED, the queue is full, and DISK_FULL, there is no space (both for entries only).
+            NOT_READY, the log is closed.
+        Rejected: TOO_LARGE, and TABLET_DELETED for a removed replica (both for entries only).
         Corrupt: IO_ERROR after a failed write or sync of the log; CORRUPT for a damaged stream.
         InvariantViolation: entries that do not follow those in the log.
     """
