@@ -42,7 +42,7 @@ class Bench:
         self._keys = keys
         self._row_divisor, self._divisor = (10, 5) if quick else (1, 1)
         self._seconds = SECONDS / self._divisor
-        self._node_bytes = 0
+        self._node_bytes = (0, 0)
 
     def run(self) -> None:
         """Run all chosen measures."""
@@ -101,7 +101,9 @@ class Bench:
         except RuntimeError as exc:
             operator = "not measured"
             self._report.notes.append(f"The operator was not measured: {exc}")
-        self._report.put("rest", f"{self._node_bytes / 1e6:.0f} MB; {operator}", self._node_bytes)
+        resident, own = self._node_bytes
+        shown = f"{resident / 1e6:.0f} MB ({own / 1e6:.0f} MB of it its own); {operator}"
+        self._report.put("rest", shown, resident)
         shutil.rmtree(self._directory / "local", ignore_errors=True)
 
     async def _etcd(self) -> None:

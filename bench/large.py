@@ -22,6 +22,7 @@ import pyarrow as pa
 import uvloop
 
 from bench import machine, rows, stele_side
+from bench.processes import own_and_mapped
 from bench.report import milliseconds, percentile
 from stele.client import AsyncClient, AsyncTable
 from stele.model.block import RowOp
@@ -118,7 +119,7 @@ class Large:
         while True:
             for node in self._cluster.nodes:
                 assert node.process is not None
-                own, mapped = _memory(node.process.pid)
+                own, mapped = own_and_mapped(node.process.pid)
                 self._own_bytes, self._all_bytes = (
                     max(self._own_bytes, own),
                     max(self._all_bytes, own + mapped),
@@ -251,13 +252,6 @@ class Large:
         )
         self._cluster.restart(victim)
         await self._cluster.wait_ready(victim)
-
-
-def _memory(pid: int) -> tuple[int, int]:
-    """Bytes of a process in memory: its own, and of files. The system takes the latter back when it needs room."""
-    found = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    own, mapped = (int(found[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile"))
-    return own, mapped
 
 
 def _middle(times: list[float]) -> str:

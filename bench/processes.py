@@ -82,3 +82,14 @@ def resident_bytes(pid: int) -> int:
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
     raise RuntimeError(f"process {pid} has no resident memory: it has ended")
+
+
+def own_and_mapped(pid: int) -> tuple[int, int]:
+    """Bytes of a process in memory: its own, and of files and libraries that it maps, which processes share.
+
+    Raises:
+        OSError: the process has ended.
+    """
+    found = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    own, mapped = (int(found[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile"))
+    return own, mapped

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from bench import rows
+from bench.processes import own_and_mapped
 from bench.report import Report, milliseconds, percentile
 from stele.client import AsyncClient, AsyncTable
 from stele.model.block import RowOp
@@ -30,10 +31,11 @@ _WARM_UP, SCANS = 10, 9
 _MANY = 10_000
 
 
-async def at_rest(cluster: Cluster) -> int:
-    """Resident memory of the largest node some seconds after its start, with an empty table."""
+async def at_rest(cluster: Cluster) -> tuple[int, int]:
+    """Bytes of the largest node some seconds after its start, with an empty table: resident ones, and its own of these."""
     await asyncio.sleep(3)
-    return max(cluster.resident_bytes(node) for node in cluster.nodes)
+    found = [own_and_mapped(node.process.pid) for node in cluster.nodes if node.process is not None]
+    return max((own + mapped, own) for own, mapped in found)
 
 
 async def one_caller(report: Report, table: AsyncTable, seconds: float) -> None:
