@@ -164,7 +164,7 @@ replicas = Gauge(
 replicas_leading = Gauge("stele_replicas_leading", "Replicas on this node that lead.", registry=REGISTRY)
 leader_load = Gauge(
     "stele_leader_load",
-    "Load of the leaders here a second, a mean of some 30 s. One unit is a request, a key read, 4 KiB of "
+    "Load of the leaders here per second, averaged over some 30 s. One unit is a request, a key read, 4 KiB of "
     "request data or 16 KiB of scan data.",
     registry=REGISTRY,
 )
@@ -226,5 +226,5 @@ copy_sessions = Gauge(
     "stele_copy_sessions", "Tablet copies that are being read from this node.", registry=REGISTRY
 )
 flush_seconds = Counter(
-    "stele_flush_seconds_total", "Time spent in flushes, by tablet stores.", registry=REGISTRY
+    "stele_flush_seconds_total", "Time that the stores of tablets spent in flushes.", registry=REGISTRY
 )

@@ -238,7 +238,13 @@ MADE_UP: list[tuple[str, pa.Array, bool, Callable[[bytes], bytes], str]] = [
     ),
     ("a width of 3", NUMBERS, False, lambda d: put(d, "<I", 0, 3), "indices of 3 bytes"),
     ("no values", NUMBERS, False, lambda d: put(d, "<I", 4, 0), "0 values"),
-    ("more values than bytes", NUMBERS, False, lambda d: put(d, "<I", 4, 2**16), "values of int64 in"),
+    (
+        "more values than bytes",
+        NUMBERS,
+        False,
+        lambda d: put(d, "<I", 4, 2**16),
+        "bytes for 65536 values of int64",
+    ),
     (
         "more values than indices, one of them null",
         NUMBERS,
@@ -273,10 +279,10 @@ MADE_UP: list[tuple[str, pa.Array, bool, Callable[[bytes], bytes], str]] = [
     ("another length", CODES, False, lambda d: put(d, "<I", 0, 11), "values of 11 bytes"),
     ("no length", CODES, False, lambda d: put(d, "<I", 0, 0), "values of 0 bytes"),
     ("a byte too few", CODES, False, lambda d: d[:-1], "values of 12 bytes"),
-    ("nothing", CODES, False, lambda d: b"", "values of one length in 0"),
+    ("nothing", CODES, False, lambda d: b"", "values of one length is cut off after 0"),
     ("narrow numbers of 3 bytes", NEAR, False, lambda d: put(d, "<I", 0, 3), "numbers of 3 bytes"),
     ("a narrow number too few", NEAR, False, lambda d: d[:-1], "3000 numbers of 1 bytes"),
-    ("narrow numbers, cut off", NEAR, False, lambda d: d[:9], "narrow numbers in 9"),
+    ("narrow numbers, cut off", NEAR, False, lambda d: d[:9], "narrow numbers is cut off after 9"),
     (
         "a lowest value of another type",
         NEAR,
@@ -289,7 +295,7 @@ MADE_UP: list[tuple[str, pa.Array, bool, Callable[[bytes], bytes], str]] = [
     ("a length that is too long", SAME, True, lambda d: put(d, "<Q", 0, RAW_BYTES_MAX), "different"),
     ("a length that is too short", SAME, True, lambda d: put(d, "<Q", 0, 64), "(?i)lz4|different"),
     ("another checksum", SAME, True, lambda d: put(d, "<I", 8, 1), "different"),
-    ("no compressed bytes", SAME, True, lambda d: d[:9], "codec 1, 9 bytes"),
+    ("no compressed bytes", SAME, True, lambda d: d[:9], "codec 1 in 9 bytes"),
     (
         "an index out of range, compressed",
         SAME,

@@ -322,6 +322,6 @@ def test_made_up_bounds_are_damage_of_their_file(tmp_path: Path) -> None:
     file.verify()
     with pytest.raises(
         Corrupt,
-        match=r"rows-00000001: its bounds of column 1 are none: group bounds: 2 groups and 2 columns stated",
+        match=r"rows-00000001: the bounds of column 1 cannot be decoded: group bounds: 2 groups and 2 columns stated",
     ):
         file.bounds(schema.by_name["x"])

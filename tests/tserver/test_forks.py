@@ -157,7 +157,7 @@ class Masters(Cluster):
 def spoken_of(cluster: Cluster, other: Cluster) -> list[str]:
     """What its processes logged of the other's addresses, beside that they do not ask there."""
     lines = [line for m in cluster.masters for line in m.log_path.read_text().splitlines()]
-    told = [line for line in lines if "none of the masters given now was given before" not in line]
+    told = [line for line in lines if "none of the masters that were given before" not in line]
     return [line for line in told if any(address in line for address in other.master_addresses)]
 
 

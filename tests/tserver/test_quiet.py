@@ -85,7 +85,7 @@ def test_a_question_of_many_megabytes_is_dropped_and_told_once() -> None:
             node.groups.told(PEER, long)
         assert time.process_time() - began_s < 1.0
     assert [entry["event"] for entry in logs] == [
-        "dropped a node's question about groups at rest: it is too long"
+        "dropped a node's message about groups at rest: it is too long"
     ]
     assert not node.groups._said and not node.answers()
 

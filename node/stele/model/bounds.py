@@ -68,7 +68,7 @@ BATCH_ROWS_MAX = 1 << 20
 WALL_US_MAX = 1 << 52
 """The latest time of a wall clock, in µs since 1970: the year 2112, where hybrid times end."""
 TIME_MAX = (1 << 64) - (1 << 58)
-"""The highest hybrid time of an entry: the year 2110. Later times must fit into 64 bits too."""
+"""The highest hybrid time of an entry: the year 2110. Times that follow it must fit into 64 bits, too."""
 
 # --- numbers in text
 
@@ -91,7 +91,7 @@ VERSION_CHARS_MAX = 128
 WORD_CHARS_MAX = 64
 """A word of a fixed set (role, kind, state, channel), an identifier as text, or a column's type."""
 COLUMN_NAME_CHARS_MAX = 128
-"""The bound that `stele.model.schema` has always had."""
+"""Names of columns. `stele.model.schema` has always had this bound."""
 HISTORY_DEFAULT_MS = 15 * 60_000
 """How long old versions of rows are kept for snapshots, unless a table says otherwise."""
 HISTORY_MIN_MS, HISTORY_MAX_MS = 60_000, 3_650 * 86_400_000
@@ -116,8 +116,8 @@ of them."""
 PEERS_MAX = 1_000
 """Peers of a configuration. No two are on one machine, and replication factors mostly have a single digit."""
 PEERS_HEARD_MAX = 4_096
-"""Nodes whose own reports a process remembers beside the masters'. Beyond that, the one heard first is
-forgotten."""
+"""Nodes of which a process remembers what they sent themselves, such as keys and addresses. Beyond that, the one
+heard first is forgotten."""
 NODES_HEARD_MAX = 16_384
 """Unknown nodes that a master remembers until it leads and knows all nodes on record. Clusters have hundreds
 of nodes."""

@@ -262,7 +262,7 @@ class Column:
         return ""
 
     def _why(self, value: object, exc: Exception) -> str:
-        """Arrow's reason for refusing a value, in Python's terms: Arrow speaks of C types and its own."""
+        """Arrow's reason for refusing a value, in Python's terms. Arrow speaks of types of C and of its own."""
         text = str(exc)
         if isinstance(exc, UnicodeEncodeError):
             return f"{_LONE_SURROGATE} at position {exc.start}"

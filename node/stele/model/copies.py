@@ -70,7 +70,7 @@ class CopyRecord:
 
 
 def of_members(copies: Sequence[CopyRecord], config: Configuration) -> tuple[CopyRecord, ...]:
-    """Those of replicas in this configuration."""
+    """The records of replicas in this configuration."""
     return tuple(c for c in copies if config.peer(c.replica_id) is not None)
 
 
@@ -79,8 +79,8 @@ def with_record(
 ) -> tuple[CopyRecord, ...]:
     """The records once `record` is added. It takes the place of an earlier one of the same replica.
 
-    Of equal ones only the newest stays, so that a tablet has few, however often its replicas move. Those of replicas that
-    left the configuration go.
+    Of comparisons that found equal rows only the newest stays, so that a tablet has few records, however often its replicas
+    move. Records of replicas that left the configuration are dropped.
     """
     kept = (c for c in of_members(copies, config) if c.replica_id != record.replica_id)
     return (*(c for c in kept if not (c.equal and record.equal)), record)

@@ -260,7 +260,7 @@ def encode_values(columns: Sequence[tuple[int, Sequence[Any]]]) -> list[bytes]:
     """Encoded bytes of some dozens of rows of Python values, column by column. Each value must fit its
     column.
 
-    Each column has the width of its integers in bytes; 0 for text."""
+    Each column is given as (the width of its integers in bytes, or 0 for text; its values)."""
     encoded: list[bytes] = []
     last = len(columns) - 1
     for position, (width, column) in enumerate(columns):

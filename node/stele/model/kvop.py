@@ -52,7 +52,7 @@ class KeyOp(IntEnum):
     fails (CAS_FAILED) for another value. REPLACE, INSERT and CAS attach the key to a lease, if one is given.
 
     GRANT begins a lease, whose time in ms is the value; REVOKE ends one, and removes its keys. Both have the lease as key:
-    see `lease_key`. Only programs of cluster version 2 read them, and leases of other operations.
+    see `lease_key`. GRANT, REVOKE, and leases in other operations are read only from cluster version 2 on.
     """
 
     REPLACE = 1

@@ -186,7 +186,7 @@ class Layout:
         return b"".join((front, *body))
 
     def _front_of(self, op: RowOp, rows: int) -> bytes:
-        """The front of blocks with that many rows, without what the lengths of text decide."""
+        """The front of blocks with that many rows. The words that depend on the lengths of text are not set yet."""
         found = self._fronts.get((op.value, rows))
         if found is None:
             words = list(self._words)

@@ -38,8 +38,8 @@ OUTSIDE = -1
 TABLETS_MAX = 100_000
 _FEW_ROWS = 32
 _FEW_FIXED_ROWS = 8
-"""Up to this many rows, or if all columns have a fixed width, rows are hashed one by one: numpy calls cost
-more."""
+"""Up to _FEW_ROWS rows are hashed one by one, because numpy calls cost more. If all columns have a fixed width, up to
+_FEW_FIXED_ROWS are."""
 _COMBINATIONS_MAX = 256
 
 

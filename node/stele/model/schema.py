@@ -265,7 +265,7 @@ def _parsed(text: str) -> Schema:
         raise Rejected(f"schema: {exc!r}; the text is not a schema") from exc
     except Rejected as exc:
         raise Rejected(
-            f"{exc.args[0]}; a later release wrote this schema; upgrade this one",
+            f"{exc.args[0]}; a later release wrote this schema; upgrade this program",
             code=Code.UNSUPPORTED_VERSION,
         ) from exc
 

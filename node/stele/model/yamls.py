@@ -89,7 +89,7 @@ class BoundedLoader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except (LookupError, AttributeError, TypeError, OverflowError) as exc:
             line, kind = node.start_mark.line + 1, node.tag.rpartition(":")[2]
-            raise ConstructorError(None, None, f"line {line}: it is no {kind}") from exc
+            raise ConstructorError(None, None, f"line {line}: the value is not of type {kind}") from exc
 
 
 class OnceLoader(BoundedLoader):

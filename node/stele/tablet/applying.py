@@ -35,8 +35,8 @@ _log = structlog.get_logger("stele.tablet")
 _BRIEF_LOOKUPS_MAX = 400
 """The most key lookups in files on the event loop: about 4 ms if all keys are found."""
 _BRIEF_CELLS_MAX = 256
-"""The most values that small updates read on the event loop. Each row may be in a chunk of its own, of which
-every column is read."""
+"""The most values that small updates read on the event loop. Each row may be in a chunk of its own, and every
+column of that chunk is read."""
 _LOOKUPS_BESIDE_FILES = 4
 """What a looked-up row costs apart from the files, in units of one file lookup."""
 

@@ -1,7 +1,7 @@
 """Checks a block before it is proposed, and gives a block's rows all columns of their table.
 
-Called by store.check_block, which the leader uses, and by writing.py. Invariant: to apply a block that passes
-costs each replica a bounded amount, now and again at each start.
+Called by store.check_block, which the leader uses, and by writing.py. Invariant: applying a block that
+passed takes each replica a bounded amount of memory and time, now and again at each start.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_block(data: bytes | memoryview, schema: Schema) -> bool:
 
     Raises:
         Rejected: see `decode_block` for untrusted bytes; also if inserted rows lack a required column.
-            TOO_LARGE: to apply it would take too much.
+            TOO_LARGE: applying it would take too much memory.
     """
     block = decode_block(data, schema)
     whole = block.column_ids == schema.column_ids
@@ -91,8 +91,8 @@ def _refuse_large(block: Block, schema: Schema, nulls: int) -> None:
 
 
 def grown_too_large(block: Block, schema: Schema) -> Rejected | None:
-    """Why a block of an older schema is refused when it is applied: columns that were added since would take too
-    much. Part of a write's outcome, so its rule and its words must never change."""
+    """Why a block of an older schema is refused when it is applied; None if it is not. Columns that were added
+    since would take too much memory. Part of a write's outcome, so its rule and its words must never change."""
     size = block.rows * _lacking_bits(block, schema) // 8
     if size <= WHOLE_BYTES_MAX:
         return None
@@ -149,7 +149,8 @@ def with_columns(batch: pa.RecordBatch, arrays: Mapping[int, pa.Array]) -> pa.Re
 
 
 def _blank(schema: Schema, rows: int, *, deletes: bool) -> pa.RecordBatch:
-    """Rows that have the default in each column, else null; of deletes null only. Few rows are made once for a schema."""
+    """Rows with the default of each column, or null where it has none. In deletes every column is null. A few rows
+    are made once for each schema, and kept."""
     if rows > _BLANK_ROWS:
         return _made_blank(schema, rows, deletes=deletes)
     name = "blank of deletes" if deletes else "blank"

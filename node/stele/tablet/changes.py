@@ -69,7 +69,7 @@ class ChangeReader:
         return (times > np.uint64(self._wanted.after)) & (times <= np.uint64(self._upto))
 
     def _unseen(self, run: Run, lower: bytes) -> Run:
-        """Without the versions that the reader has already: those of the key `lower` up to the time `seen`."""
+        """The run without the versions that the reader has already: those of the key `lower` up to the time `seen`."""
         if not self._wanted.seen:
             return run
         versions = bisect.bisect_right(KeyList(run.keys), lower)

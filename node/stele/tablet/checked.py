@@ -36,8 +36,8 @@ def seal(magic: bytes, version: int, body: bytes) -> bytes:
 
 
 def seal_pieces(magic: bytes, version: int, pieces: Callable[[], Iterable[bytes]]) -> Iterator[bytes]:
-    """The bytes of a checked file with the body that `pieces` yields. Calls it twice; both must yield the
-    same."""
+    """The bytes of a checked file with the body that `pieces` yields. Calls `pieces` twice; both calls must yield
+    the same bytes."""
     length = crc = 0
     for piece in pieces():
         length += len(piece)
@@ -104,7 +104,8 @@ def opened(
 ) -> Iterator[BinaryIO]:
     """The checked file at `path`, open at the start of its body, after its checksum was compared.
 
-    `oldest`: the oldest version that is read, too; None: no other. Calls `read` with the number of bytes of each piece.
+    Versions from `oldest` to `version` are accepted; None: only `version`. Calls `read` with the number of bytes of
+    each piece.
 
     Raises:
         Corrupt: missing or damaged; or IO_ERROR.

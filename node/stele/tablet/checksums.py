@@ -17,8 +17,8 @@ Range = tuple[int, int, int]
 SumOf = Callable[[int, int], int]
 """Gives the CRC-32C of `length` bytes (second argument) from an offset (first) on."""
 SumsInside = Callable[[str, int, Callable[[int, int], bytes]], "RangeSums | None"]
-"""(name, size, read) to the checksums inside the file, or None if it has none. `read` gives (offset, length)
-bytes. Blocks as `read` does. Raises Corrupt."""
+"""Gives the checksums that a file has inside, from its (name, size, read); None if it has none. `read` gives the
+bytes at (offset, length). Blocks as `read` does. Raises Corrupt."""
 
 _POLYNOMIAL = 0x82F63B78
 _ONE = 1 << 31
@@ -62,7 +62,7 @@ class RangeSums:
                 self.left -= 1
 
     def _put(self, at: int, begin: int, end: int, crc: int) -> int | None:
-        """The checksum of the whole range if this was its last piece, else None."""
+        """Add a piece to a range. Returns the checksum of the whole range if this was its last piece, else None."""
         first, last, _ = self._ranges[at]
         with self._lock:
             pieces = self._pieces.setdefault(at, _Pieces())

@@ -17,7 +17,7 @@ U64 = npt.NDArray[np.uint64]
 
 
 def _row_bits(schema: Schema) -> int | None:
-    """Bits of a row whose values all have a fixed length, with one each for null; None of others."""
+    """Bits of a row, with one for null in each column; None if a column's values differ in length."""
     if "row_bits" not in schema.derived:
         types = schema.to_arrow().types
         fixed = not any(pa.types.is_string(each) or pa.types.is_binary(each) for each in types)
@@ -46,8 +46,8 @@ class Chunk:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the rows take. Computed once, and by columns only if their values differ in length: Arrow takes half a
-        millisecond for 300 columns."""
+        """Bytes that the rows take. Computed once. Arrow is asked only if values differ in length, because it takes
+        half a millisecond for 300 columns."""
         if self._nbytes < 0:
             bits = _row_bits(self._schema)
             self._nbytes = self.batch.nbytes if bits is None else -(-self.rows * bits // 8)

@@ -51,9 +51,10 @@ _FEW_KEYS = 8
 """Up to this many keys of a group are searched one by one."""
 _LET_GO_BYTES = 8 << 20
 _PARSED_MAX = 16_384
-"""Arrow arrays that are kept of all files, for the next point read: about 1 kB each, as their values stay in the map."""
+"""The most Arrow arrays, over all files, that are kept for the next point read. Each takes about 1 kB, because its
+values stay in the map."""
 _INFLATED_BYTES_MAX = 32 << 20
-"""Bytes of arrays that were compressed, which are kept of all files for the next point read."""
+"""The most bytes of decompressed arrays, over all files, that are kept for the next point read."""
 
 
 class _Kept:
@@ -66,7 +67,8 @@ class _Kept:
         self.bytes = 0
 
     def add(self, file: ColumnFile, part: tuple[int, int], size: int) -> None:
-        """This file keeps an array of this part, which takes `size` bytes. Others let go theirs."""
+        """Note that this file keeps an array of this part, which takes `size` bytes. Beyond the bounds, files let go
+        of the oldest arrays."""
         with self._lock:
             self._found.append((file.itself, part, size))
             self.bytes += size
@@ -219,7 +221,7 @@ class ColumnFile:
 
     def column(self, group: int, column: Column, *, brief: bool = False, keep: bool = False) -> pa.Array:
         """A column of a group. If the file is older than the column, its read default. With `brief`, raises WouldBlock
-        if it was not read yet, or has long values. `keep`: for a while also what takes memory."""
+        if it was not read yet, or has long values. `keep`: cache a decompressed part, too."""
         if (int(column.id), group) not in self._parts:
             return read_defaults(column, self.groups[group][0])
         return whole(self._held_column(group, column, brief=brief, keep=keep))
@@ -250,7 +252,7 @@ class ColumnFile:
     def _held(
         self, part: int, group: int, schema: pa.Schema, *, brief: bool = False, keep: bool = True
     ) -> decoding.Column:
-        """A part as an array, which may have a dictionary. It is cached; a decompressed one only with `keep`."""
+        """A part as an array, which may have a dictionary. The array is cached; a decompressed one only with `keep`."""
         kept = self._arrays.get((part, group))
         if kept is not None:
             return kept
@@ -263,7 +265,7 @@ class ColumnFile:
         try:
             array = decode(form, data, schema, self.groups[group][0])
         except (pa.ArrowException, OSError, ValueError) as exc:
-            raise self._damaged(f"part {part:#x} of group {group} is no column: {exc}") from exc
+            raise self._damaged(f"part {part:#x} of group {group} cannot be decoded: {exc}") from exc
         if not is_compressed(form):
             self._arrays[part, group] = array
             _parsed.add(self, (part, group), 0)
@@ -273,7 +275,7 @@ class ColumnFile:
         return array
 
     def let_go(self, part: tuple[int, int]) -> None:
-        """Keep the array of this part no longer."""
+        """Drop the array of this part from the cache."""
         self._arrays.pop(part, None)
         self._long.pop(part, None)
         if part[0] == PART_KEYS:
@@ -314,7 +316,7 @@ class ColumnFile:
         schema: pa.Schema,
         brief: bool,
     ) -> pa.RecordBatch:
-        """Rows that `pick` takes of each column."""
+        """The given columns of a group, with the `rows` rows that `pick` takes of each."""
         arrays = [
             pick(self._held_column(group, c, brief=brief, keep=True))
             if (int(c.id), group) in self._parts
@@ -338,7 +340,7 @@ class ColumnFile:
         try:
             return None if data is None else groupbounds.read(data, column, rows)
         except (ValueError, struct.error) as exc:
-            raise self._damaged(f"its bounds of column {column.id} are none: {exc}") from exc
+            raise self._damaged(f"the bounds of column {column.id} cannot be decoded: {exc}") from exc
 
     def groups_between(self, lower: bytes, upper: bytes) -> range:
         """Groups that may hold keys in [lower, upper); b"" is unbounded."""
@@ -412,8 +414,9 @@ class ColumnFile:
         return self._bloom_words
 
     def version_at(self, group: int, row: int, snapshot: int, *, brief: bool = False) -> int:
-        """The row of the newest version at or below `snapshot`, given the row of the newest of all; -1 for
-        none. With `brief`, raises WouldBlock if it is not the newest of all, or if that takes reading."""
+        """The row of a key's newest version at or below `snapshot`; -1 for none. `row`: that of its newest version.
+
+        With `brief`, raises WouldBlock if that one is above `snapshot`, or if the times were not read yet."""
         _, newest = self.span(group)
         if newest <= snapshot:
             return row

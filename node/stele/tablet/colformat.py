@@ -27,7 +27,7 @@ NAME = "rows-"
 """Prefix of the names of column files."""
 MAGIC = b"STLCOLF1"
 VERSION = 2
-"""The newest format, which this program also reads and writes. In the first one all parts are plain."""
+"""The newest format. This program also reads and writes the earlier ones. In format 1 all parts are plain."""
 VERSIONS = (1, VERSION)
 _CLUSTER_VERSIONS = {1: 0, 2: 2}
 """Each format, and the cluster version that must be finalized before it is written."""
@@ -83,8 +83,8 @@ class FileMeta:
 
     @property
     def merge_bytes(self) -> int:
-        """Disk space that a merge of this file may take, with the spooled hashes of its keys. What is merged may be
-        compressed less."""
+        """Disk space that a merge of this file may take, with the spooled hashes of its keys. Counted without
+        encodings, because the merged file may be compressed less."""
         return self.plain_bytes + HASH_BYTES * self.rows
 
     def to_json(self) -> list[Any]:
@@ -272,8 +272,8 @@ def _group(rows: Any, first_key: Any, deletes: Any, unique: Any, oldest: Any, ne
 
 
 def _ensure_consistent(footer: Footer, size: int) -> None:
-    """What a reader relies on: the totals are those of the groups, and each row has its time in the file. So no
-    number of rows asks for more memory than the file has bytes."""
+    """Check what a reader relies on: the totals are the sums of the groups, and each row has its time in the file.
+    So a false number of rows cannot make a reader take more memory than the file has bytes. Raises ValueError."""
     for told, position in ((footer.rows, 0), (footer.deletes, 2)):
         if told != sum(group[position] for group in footer.groups):
             raise ValueError("its totals are not the sums of its groups")

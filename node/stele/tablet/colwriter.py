@@ -1,6 +1,7 @@
 """Writes column files: turns sorted runs into parts and a footer. Called by flush and by merges.
 
-Invariant: a file of format 1 is as the release before writes it, which may come back and read it."""
+Invariant: a file of format 1 is as the release before writes it, because that release may come back and must
+then read it."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ _ENTRY = struct.Struct("<IIQQII")
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How to write a file. `compress`: also with codecs, which a flush has no time for."""
+    """How to write a file. `compress`: whether to use codecs, too. A flush has no time for them."""
 
     version: int = VERSION
     compress: bool = False
@@ -119,7 +120,7 @@ class _Writer:
         self.min_time = (1 << 64) - 1
         self.unique = True
         self.saved = 0
-        """About how many bytes its parts would take more in format 1."""
+        """About how many more bytes its parts would take in format 1."""
 
     def parts(self, runs: Iterator[Run]) -> Iterator[bytes | memoryview]:
         head = HEADER.pack(MAGIC, self._wanted.version, bytes(48))

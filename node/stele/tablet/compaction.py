@@ -28,8 +28,8 @@ from stele.tablet.sources import pieces
 FILES_MIN = 4
 """A merge takes at least this many files of about one size."""
 FILES_MAX = 12
-"""A store with this many files merges even two of about one size. The others double in size, so there are few
-more."""
+"""A store with this many files merges even two of about one size. Among files that then remain, each is more than
+twice as large as the next newer one. So there are few more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,8 @@ def choose(
     two if the store has FILES_MAX or more. Of all such merges, the one with the newest files is chosen, with
     as many files as possible.
 
-    `full`: merge all files; or a single file that has deletes, or versions to drop below `mark`.
+    `full`: merge all files. If there is only one, rewrite it if it has deletes or several versions of a key, and
+    rows at or below `mark`.
     `room_bytes`: disk space that the merged file may take beside its inputs; None: unlimited.
     """
     if full:

@@ -1,5 +1,5 @@
-"""What a store consists of at one moment: rows in memory, column files, the manifest. All changes of that
-happen here.
+"""What a store consists of at one moment: rows in memory, column files, the manifest. Only this file changes any
+of them.
 
 Used by store.py, flushing.py and merging.py. Readers take the immutable `state` once. Whoever changes files
 holds `manifest_lock` from reading the manifest until the new one is on disk, which may take long. `state` is

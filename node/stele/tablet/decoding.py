@@ -23,23 +23,23 @@ from stele.model.foreign import read_batch
 from stele.tablet.colformat import DICTIONARY, FIXED, GROUP_ROWS, NARROW, PLAIN
 
 RAW_BYTES_MAX = 32 << 20
-"""A part is compressed only if it has at most this many bytes without."""
+"""A part is compressed only if it has at most this many bytes uncompressed."""
 LZ4, ZSTD = 1, 2
 """Codecs, the second byte of a form. 0: not compressed."""
 CODECS = {LZ4: pa.Codec("lz4_raw"), ZSTD: pa.Codec("zstd", 1)}
 
 COMPRESSED = struct.Struct("<QII")
-"""Before compressed bytes: the length and the CRC-32C of what they were, and zero."""
+"""The header of a compressed part: the length and the CRC-32C of the uncompressed bytes, and zero."""
 INDEXED = struct.Struct("<IIII")
-"""Before the indices of a dictionary: the width of an index, the number of values, which of them is null, and where they
-begin."""
+"""The header of a dictionary, before its indices: the width of an index, the number of values, which one is null,
+where they begin."""
 NO_NULL = 0xFFFF_FFFF
 OF_ONE_LENGTH = struct.Struct("<I12x")
-"""Before values of one length: that length."""
+"""The header of values of one length: that length."""
 NARROWED = struct.Struct("<Iq4x")
-"""Before narrow numbers: the width of each, and what is added to it."""
+"""The header of narrow numbers: the width of each, and the lowest value, which is added to it."""
 INDEX_BITS = 8
-"""An index has at least this many bits, so values of no more bits get no dictionary."""
+"""An index has at least this many bits. So a dictionary saves nothing for values that have no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Indexed:
     null: int
     """Which of the values is null; NO_NULL: none."""
     cells: npt.NDArray[Any] | None
-    """The bytes of the values, if all have as many."""
+    """The bytes of each value; None if the values differ in length."""
 
     @property
     def nbytes(self) -> int:
@@ -123,7 +123,7 @@ def some(column: Column, rows: npt.NDArray[np.int64]) -> pa.Array:
 
 
 def values_of(column: Column) -> pa.Array:
-    """Values among which are all of the column; none for numbers."""
+    """An array that contains every value of the column; empty for narrow numbers, of which none is long."""
     if isinstance(column, Indexed):
         return column.values
     return pa.array([], column.kind) if isinstance(column, Narrow) else column
@@ -138,7 +138,7 @@ def decode(form: int, data: npt.NDArray[np.uint8], schema: pa.Schema, rows: int)
     """The column in a part. It uses the memory of `data`, unless that is compressed.
 
     Raises:
-        ValueError: it is none, or has another number of rows. pa.ArrowException, OSError: likewise.
+        ValueError, pa.ArrowException, OSError: the part is no such column, or has another number of rows.
     """
     codec, layout = form >> 8, form & 0xFF
     buffer = pa.py_buffer(data) if codec == 0 else _inflated(codec, data)
@@ -149,7 +149,7 @@ def decode(form: int, data: npt.NDArray[np.uint8], schema: pa.Schema, rows: int)
     if layout == NARROW:
         return _narrowed(buffer, schema.field(0).type, rows)
     if layout != PLAIN:
-        raise ValueError(f"it has the form {form:#x}")
+        raise ValueError(f"its form {form:#x} is unknown")
     if codec == 0:
         array = pa.ipc.read_record_batch(buffer, schema).column(0)
     else:
@@ -161,10 +161,12 @@ def decode(form: int, data: npt.NDArray[np.uint8], schema: pa.Schema, rows: int)
 
 def _inflated(codec: int, data: npt.NDArray[np.uint8]) -> pa.Buffer:
     if codec not in CODECS or len(data) < COMPRESSED.size:
-        raise ValueError(f"it is compressed by codec {codec}, {len(data)} bytes")
+        raise ValueError(
+            f"codec {codec} in {len(data)} bytes: the codec is unknown, or the header is cut off"
+        )
     size, crc, _ = COMPRESSED.unpack_from(data.data)
     if size > RAW_BYTES_MAX:
-        raise ValueError(f"it says that it has {size} bytes, more than {RAW_BYTES_MAX}")
+        raise ValueError(f"its header says {size} bytes uncompressed, more than {RAW_BYTES_MAX}")
     found = CODECS[codec].decompress(pa.py_buffer(data[COMPRESSED.size :]), size)
     # Arrow does not tell how many bytes came out, so the checksum also finds a length that is not true.
     if google_crc32c.value(read_only(memoryview(found))) != crc:
@@ -173,7 +175,7 @@ def _inflated(codec: int, data: npt.NDArray[np.uint8]) -> pa.Buffer:
 
 
 def _inflated_message(buffer: pa.Buffer, schema: pa.Schema) -> pa.Array:
-    """The column of a message, which may not be compressed again."""
+    """The column in a decompressed Arrow message. The message itself must not be compressed."""
     try:
         return read_batch(buffer, schema, "it").column(0)
     except Rejected as exc:
@@ -182,7 +184,7 @@ def _inflated_message(buffer: pa.Buffer, schema: pa.Schema) -> pa.Array:
 
 def _indexed(buffer: pa.Buffer, kind: pa.DataType, rows: int) -> Indexed:
     if buffer.size < INDEXED.size:
-        raise ValueError(f"a dictionary in {buffer.size} bytes")
+        raise ValueError(f"its dictionary is cut off after {buffer.size} bytes")
     width, count, null, begin = INDEXED.unpack_from(buffer)
     if (
         width not in (1, 2)
@@ -190,13 +192,14 @@ def _indexed(buffer: pa.Buffer, kind: pa.DataType, rows: int) -> Indexed:
         or not INDEXED.size + width * rows <= begin <= buffer.size
     ):
         raise ValueError(
-            f"{rows} indices of {width} bytes, and {count} values at {begin}, in {buffer.size} bytes"
+            f"its dictionary of {buffer.size} bytes cannot have {rows} indices of {width} bytes, and "
+            f"{count} values at {begin}"
         )
     if null != NO_NULL and null >= count:
-        raise ValueError(f"value {null} of {count} is null")
+        raise ValueError(f"its header says that value {null} of {count} is null")
     indices = np.frombuffer(buffer, f"<u{width}", rows, INDEXED.size)
     if int(indices.max()) >= count:
-        raise ValueError(f"an index of {int(indices.max())} into {count} values")
+        raise ValueError(f"its dictionary has an index of {int(indices.max())} into {count} values")
     known, cells = None, None
     if null != NO_NULL:
         known = pa.py_buffer(np.packbits(np.arange(count) != null, bitorder="little"))
@@ -209,7 +212,7 @@ def _indexed(buffer: pa.Buffer, kind: pa.DataType, rows: int) -> Indexed:
     else:
         width = kind.bit_width // 8
         if kind.bit_width % 8 or buffer.size - begin != width * count:
-            raise ValueError(f"{count} values of {kind} in {buffer.size - begin} bytes")
+            raise ValueError(f"its dictionary has {buffer.size - begin} bytes for {count} values of {kind}")
         cells = np.frombuffer(buffer, f"V{width}", count, begin)
         buffers = [known, buffer.slice(begin)]
     return Indexed(pa.Array.from_buffers(kind, count, buffers), indices, null, cells)
@@ -219,36 +222,36 @@ def _texts(buffer: pa.Buffer, count: int) -> tuple[npt.NDArray[np.int32], pa.Buf
     """The offsets of `count` texts, and their bytes."""
     size = np.dtype(np.int32).itemsize * (count + 1)
     if buffer.size < size:
-        raise ValueError(f"offsets of {count} values in {buffer.size} bytes")
+        raise ValueError(f"the offsets of {count} values are cut off after {buffer.size} bytes")
     offsets = np.frombuffer(buffer, np.int32, count + 1)
     if offsets[0] or (offsets[1:] < offsets[:-1]).any() or offsets[-1] != buffer.size - size:
-        raise ValueError(f"the offsets of {count} values do not fit {buffer.size - size} bytes")
+        raise ValueError(f"the offsets of {count} values do not fit their {buffer.size - size} bytes")
     return offsets, buffer.slice(size)
 
 
 def _narrowed(buffer: pa.Buffer, kind: pa.DataType, rows: int) -> Narrow:
     if numbers(kind) is None:
-        raise ValueError(f"{kind} values are no whole numbers")
+        raise ValueError(f"it is laid out as narrow numbers, but {kind} is no type of whole numbers")
     if buffer.size < NARROWED.size:
-        raise ValueError(f"narrow numbers in {buffer.size} bytes")
+        raise ValueError(f"the header of narrow numbers is cut off after {buffer.size} bytes")
     width, low = NARROWED.unpack_from(buffer)
     if width not in (1, 2, 4) or NARROWED.size + width * rows != buffer.size:
-        raise ValueError(f"{rows} numbers of {width} bytes in {buffer.size} bytes")
+        raise ValueError(f"its {buffer.size} bytes cannot have {rows} numbers of {width} bytes")
     above, least = np.frombuffer(buffer, f"<u{width}", rows, NARROWED.size), -(1 << kind.bit_width - 1)
     if low < least or low + int(above.max()) >= -least:
-        raise ValueError(f"{kind} values of {low} and {int(above.max())} above it")
+        raise ValueError(f"{kind} cannot have values of {low} and {int(above.max())} above it")
     return Narrow(kind, low, above)
 
 
 def _of_one_length(buffer: pa.Buffer, kind: pa.DataType, rows: int) -> pa.Array:
     if not is_text(kind):
-        raise ValueError(f"{kind} values have no length of their own")
+        raise ValueError(f"it is laid out as text of one length, but {kind} is no type of text")
     if buffer.size < OF_ONE_LENGTH.size:
-        raise ValueError(f"values of one length in {buffer.size} bytes")
+        raise ValueError(f"the header of values of one length is cut off after {buffer.size} bytes")
     (length,) = OF_ONE_LENGTH.unpack_from(buffer)
     size = length * rows
     if not length or OF_ONE_LENGTH.size + size != buffer.size or size > np.iinfo(np.int32).max:
-        raise ValueError(f"{rows} values of {length} bytes in {buffer.size} bytes")
+        raise ValueError(f"its {buffer.size} bytes cannot have {rows} values of {length} bytes")
     data = buffer.slice(OF_ONE_LENGTH.size)
     return pa.Array.from_buffers(kind, rows, [None, _offsets(length, rows), data])
 
@@ -268,14 +271,14 @@ def _full_offsets(length: int) -> pa.Buffer:
 
 
 def numbers(kind: pa.DataType) -> np.dtype[Any] | None:
-    """How numpy has whole numbers of this type; None for other types, and where a byte is all that they take."""
+    """The numpy type of whole numbers of this type; None for other types, and for numbers of one byte."""
     if pa.types.is_signed_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
         return np.dtype(f"<i{kind.bit_width // 8}") if kind.bit_width > INDEX_BITS else None
     return None
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether values of this type have no common length."""
+    """Whether values of this type are text or binary, which differ in length."""
     return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 

@@ -34,8 +34,8 @@ from stele.tablet.decoding import (
 )
 
 _KEPT_MAX = {LZ4: 0.5, ZSTD: 0.4}
-"""The share of its size that a part may keep. Reading zstd costs five times as much as LZ4. So only text has it, and only
-where LZ4 does not do."""
+"""A part is compressed only if it shrinks to this share of its size. Reading zstd costs five times as much as LZ4. So
+zstd is tried on text alone, and only where LZ4 does not gain enough."""
 _MESSAGE_BYTES = 256
 """An Arrow message of one column takes about this much beside the column."""
 _SAMPLE_ROWS, _SAMPLE_BYTES = 1_024, 64 << 10
@@ -45,8 +45,8 @@ _EQUAL_BITS = {pa.float32(): pa.int32(), pa.float64(): pa.int64()}
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The bytes of a part: `head`, then `body`, which may still be those of the column. `plain_bytes`: about how many format
-    1 would take. `distinct`: the values that occur, if the writer has found them."""
+    """The bytes of a part: `head`, then `body`, which may share the column's memory. `plain_bytes`: about how many
+    bytes format 1 would take. `distinct`: the values that occur, if the writer has found them."""
 
     form: int
     head: bytes
@@ -77,8 +77,8 @@ def unchanged(data: memoryview) -> Encoded:
 
 
 def encode(array: pa.Array, schema: pa.Schema, *, compress: bool) -> Encoded:
-    """A column in the layout that takes the fewest bytes. `compress`: also compressed, where a sample and then the result
-    say that it gains enough. `schema`: of its message."""
+    """A column in the layout that takes the fewest bytes. `compress`: compress it, too, where a sample and then the
+    result show that this gains enough. `schema`: of the column's Arrow message."""
     plain_bytes = array.nbytes + _MESSAGE_BYTES
     form, head, body, distinct = _few_bytes(array, plain_bytes) or (PLAIN, b"", message(array, schema), None)
     found = Encoded(form, head, body, plain_bytes, distinct)
@@ -95,15 +95,15 @@ def encode_keys(keys: pa.BinaryArray, schema: pa.Schema) -> Encoded:
 
 
 def encode_times(times: npt.NDArray[np.uint64]) -> Encoded:
-    """A group's hybrid times: few, because all rows of an entry share one. Never compressed, so no group has more rows
-    than its file has bytes. PLAIN is the bare numbers."""
+    """A group's hybrid times, as a dictionary where that is shorter: all rows of an entry share one time. PLAIN is the
+    bare numbers. Times are never compressed, so no group has more rows than its file has bytes."""
     laid = _dictionary(pa.array(times), 3 * times.nbytes // 4)
     form, head, body, _ = laid or (PLAIN, b"", times.view(np.uint8).data, None)
     return Encoded(form, head, body, times.nbytes)
 
 
 _Laid = tuple[int, bytes, memoryview, pa.Array | None] | None
-"""A form, a head and a body; and the values that occur, if they are known."""
+"""A form, a head, a body, and the values that occur, if they are known. None: this layout does not pay."""
 
 
 def _few_bytes(array: pa.Array, plain_bytes: int) -> _Laid:
@@ -116,7 +116,7 @@ def _few_bytes(array: pa.Array, plain_bytes: int) -> _Laid:
 
 
 def _narrow(array: pa.Array) -> _Laid:
-    """How far whole numbers are above the lowest one, in as few bytes as that takes; None if that saves nothing."""
+    """Whole numbers as distances from the lowest one, in fewer bytes each; None if that saves nothing."""
     number = numbers(array.type)
     if number is None or array.null_count:
         return None
@@ -160,8 +160,8 @@ def _bits(kind: pa.DataType) -> int:
 
 
 def _distinct(array: pa.Array, count_max: int) -> bool:
-    """Whether a sample shows more values than that, or nine of ten that occur once. Then there are about as many as rows,
-    or an eighth of a full group."""
+    """Whether a sample has more than `count_max` different values, or more than nine for each ten rows. In the second
+    case a short column has about as many different values as rows, and a full group an eighth as many."""
     step = max(1, len(array) // _SAMPLE_ROWS)
     sample = array.take(pa.array(np.arange(0, len(array), step))) if step > 1 else array
     distinct: int = pc.count_distinct(sample, mode="all").as_py()
@@ -178,7 +178,7 @@ def _value_bytes(values: pa.Array) -> tuple[bytes, ...]:
 
 
 def _fixed(array: pa.Array) -> _Laid:
-    """The bytes of values of one length, without an offset for each; None if they are not."""
+    """Text of one length, without an offset for each value; None if the lengths differ."""
     if not is_text(array.type) or array.null_count:
         return None
     offsets, data = key_bytes.binary_parts(array)
@@ -190,7 +190,8 @@ def _fixed(array: pa.Array) -> _Laid:
 
 
 def _compressed(found: Encoded, codecs: Sequence[int]) -> Encoded:
-    """The part by the first codec that gains enough, in a sample and then in all; or as it is."""
+    """The part, compressed by the first codec that gains enough on a sample and then on the whole. If none does, the
+    part as it is."""
     sample = _middle(found.body)
     for codec in codecs:
         coder, share = CODECS[codec], _KEPT_MAX[codec]

@@ -293,8 +293,8 @@ class ExactlyOnce:
     def expire(self, timestamp: int) -> None:
         """Forget clients that were idle for too long at an entry's timestamp.
 
-        Call only for an entry whose timestamp all later ones exceed: the next write would forget the same
-        clients first."""
+        Call only for an entry whose timestamp is below those of all later entries. Then this changes no outcome: the
+        next write would forget the same clients before anything else."""
         now_us = physical_us(timestamp)
         while self._clients:
             oldest = next(iter(self._clients.values()))

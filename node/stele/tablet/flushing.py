@@ -30,7 +30,7 @@ from stele.tablet.sorted_runs import Kept
 
 _ONCE_MAGIC, _ONCE_VERSION = b"STLONCE1", 1
 _WITH_JOBS_VERSION = 2
-"""The version of a file that begins with the jobs and a line end."""
+"""The version of an exactly-once file that begins with the jobs and a line end."""
 _VERSION = struct.Struct("<I")
 _RUN_BYTES = 64 << 20
 """Bytes of frozen rows that are sorted at a time. All of them may take far more memory

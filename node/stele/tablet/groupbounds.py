@@ -36,7 +36,7 @@ _SIGN, _ALL = 1 << 63, (1 << 64) - 1
 
 
 def ordered(values: pa.Array) -> list[bytes]:
-    """Bytes that compare as these values do. None of the values may be null. There are none for NaN, as no value equals it."""
+    """Bytes that compare as these values do; NaN is left out, because no value equals it. No value may be null."""
     if not len(values):
         return []
     if pa.types.is_floating(values.type):
@@ -57,7 +57,7 @@ def _width(kind: pa.DataType) -> int | None:
 
 
 def _ends(values: pa.Array) -> tuple[bytes | None, bytes | None]:
-    """The bounds of these values; None: not known. They may be nulls, or NaN."""
+    """The bounds of these values; None: not known. Some values may be null or NaN."""
     number: np.dtype[Any] | None = numbers(values.type) or _FLOATS.get(values.type)
     if number is not None and not values.null_count:
         raw = np.frombuffer(values.buffers()[1], number, len(values), values.offset * number.itemsize)
@@ -104,12 +104,13 @@ def _short_ends(values: pa.Array) -> tuple[bytes | None, bytes | None] | None:
 
 
 def _rounded_up(value: bytes) -> bytes | None:
-    """Few bytes that are at least `value`, and above all values that begin with it if it is cut."""
+    """An upper bound of `value` in few bytes: `value` itself, or bytes above all values with the same beginning. None:
+    there are no such bytes."""
     return value if len(value) <= TEXT_BYTES_MAX else _next(value[:TEXT_BYTES_MAX])
 
 
 def _next(value: bytes) -> bytes | None:
-    """Bytes above all values that begin with `value`, and no longer; None: there are none."""
+    """Bytes that compare above all values that begin with `value`, and are not longer than it. None: there are none."""
     stem = value.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 
@@ -145,7 +146,8 @@ _Ends = tuple[bytes | None, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a file says of one column, group by group. Both bounds of each group are in `values`, up to its place in `cuts`."""
+    """What a file says of one column, group by group. `values` has the lower and the upper bound of each group, one
+    after the other. `cuts` says where each ends; `known`, whether it was kept."""
 
     rows: Sequence[int]
     nulls: npt.NDArray[np.uint32]
@@ -172,7 +174,7 @@ class Bounds:
 
 
 def of_default(value: pa.Scalar, rows: Sequence[int]) -> Bounds:
-    """Of a column that a file lacks, so that all of its rows have this value."""
+    """The bounds of a column that a file lacks: all rows of the file have this value."""
     groups = len(rows)
     end = ordered(pa.array([value], value.type)) if value.is_valid else []
     data = np.frombuffer(b"".join(end), np.uint8)
@@ -186,7 +188,8 @@ def of_default(value: pa.Scalar, rows: Sequence[int]) -> Bounds:
 
 
 def read(data: npt.NDArray[np.uint8], column: Column, rows: Sequence[int]) -> Bounds | None:
-    """The bounds of a column, from the bytes of the part; None if it has none of it. `rows`: of each group.
+    """The bounds of a column, from the bytes of the part; None if the part has none for this column. `rows`: the number
+    of rows of each group.
 
     Raises:
         ValueError: the part cannot be that of a file with these groups. struct.error: it is too short.

@@ -20,7 +20,8 @@ from stele.tablet.machine import Outcome
 from stele.tablet.reclaim import dead_shares
 
 Costs = dict[tuple[str, int], int]
-"""About how many bytes of files each hold keeps by itself, by its name and time. A hold that has moved on has another cost."""
+"""(name, time) of a hold to about how many bytes of files it alone keeps. A hold that moved to a later time gets a new
+cost."""
 
 
 class Holding:

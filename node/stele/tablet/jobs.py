@@ -4,8 +4,8 @@ It is flushed, copied and part of the checksum, beside the exactly-once state. O
 that of the entries.
 
 Why: a task that failed or seems slow is run again, as another client. Its rows must count once, even if others have
-written to their keys since. So a write may name an attempt. A row of it is done if another attempt at the same part has
-written a version of its key (`others`, `stele.tablet.locate`). What one attempt writes itself is not looked up.
+written to their keys since. So a write may name an attempt. A row of it counts as done if another attempt at the same part has
+written a version of its key (`others`, `stele.tablet.locate`). What the attempt itself wrote is not looked up.
 
 A job is remembered until it was idle for `idle_us` at a write or ceiling, or until newer jobs need its place. Meanwhile
 the store keeps all versions since its first write (`held`): a version that somebody else has replaced still says that
@@ -142,7 +142,7 @@ class Jobs:
         return found
 
     def enter(self, attempt: Attempt, timestamp: int) -> Outcome | None:
-        """Take note of a write of this attempt, before it is done. Returns the outcome of a refused one, else None.
+        """Note that this attempt is about to write. Returns the outcome if the write is refused, else None.
 
         Call once for each write that is not a repeated one, in order, after `expire`."""
         job = self._jobs.pop(attempt.job, None)
@@ -167,7 +167,7 @@ class Jobs:
         return None
 
     def wrote(self, attempt: Attempt, timestamp: int) -> None:
-        """This attempt, which has entered, wrote rows at this time."""
+        """Note that this attempt wrote rows at this time. `enter` came before."""
         self._jobs[attempt.job].add(timestamp, attempt.part, attempt.number)
         self._writes += 1
 
@@ -197,14 +197,14 @@ class Jobs:
     # --- flushing
 
     def frozen(self) -> Any:
-        """A copy that later entries do not change, for `encode` in another thread. A flush begins.
+        """A copy that later entries do not change, for `encode` in another thread. Call when a flush begins.
 
-        Entries after it may be applied again after a crash, so what they looked up stays until `flushed`."""
+        Entries after it may be applied again after a crash. So the versions that they looked up stay until `flushed`."""
         self._leaving, self._late = min(self._leaving, self._late), NEVER
         return self._copy()
 
     def flushed(self) -> None:
-        """The flush that began last is durable."""
+        """Note that the flush that began last is durable."""
         self._leaving = NEVER
         self._hold()
 

@@ -42,7 +42,8 @@ _REWRITES_MAX = 4
 """Flushes write at most this many bytes for each byte that came in, if writes never stop."""
 
 _SUMS_MAX = 64
-"""Sums of earlier states. A leader commits some ceilings a second while clients write, so these reach back for seconds."""
+"""The most sums of earlier states. A leader commits some ceilings a second while clients write, so this many reach
+back for seconds."""
 
 StateSum = tuple[int, int, int]
 """(log index, keys, 64 bits over keys, values and leases) of a state."""

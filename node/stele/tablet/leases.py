@@ -21,9 +21,10 @@ _MASK = (1 << 64) - 1
 
 
 class Leases:
-    """Leases by id. `checksum`: 64 bits over ids and times; the pairs have the keys. `changes`: how often one began or ended.
+    """Leases by id. `checksum`: 64 bits over ids and times; the pairs have the keys. `changes`: how often a lease began
+    or ended.
 
-    `changes` and `granted` are of this start alone: neither files nor checksums have them."""
+    `changes` and `granted` begin anew with each start of the process: they are in no file and no checksum."""
 
     def __init__(self, ttl_ms: Mapping[int, int] | None = None) -> None:
         self._ttl_ms: dict[int, int] = {}
@@ -47,7 +48,7 @@ class Leases:
 
     @property
     def granted(self) -> dict[int, int]:
-        """With which change each began, in order. A lease that is granted again under its id has another number."""
+        """Lease to the value of `changes` when it began, ascending. A lease that is granted again gets a new value."""
         return self._granted
 
     def keys_of(self, lease: int) -> Collection[bytes]:

@@ -56,8 +56,8 @@ class MaskCache:
     def put(self, serial: int, names: Names, masks: Masks) -> None:
         """Store masks, and drop those that were used longest ago.
 
-        Other masks under `serial` that share a source are dropped first. A source is in one cluster at a
-        time, so those masks are from before a write or a merge.
+        Other masks under `serial` that share a source are dropped first. At one time a source is in one set of
+        overlapping sources only, so those masks are from before a write or a merge.
         """
         size = sum(_GROUP_BYTES + (0 if mask is None else mask.nbytes) for of in masks for mask in of)
         with self._lock:

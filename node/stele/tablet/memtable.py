@@ -44,8 +44,8 @@ _WIDE_COLUMNS = 100
 """From this many columns on, columns dominate the cost of a row, so fewer rows are handled at a time."""
 _COALESCE_WIDE = 8
 _WAITING_BYTES_MAX = 1 << 20
-"""Counted bytes of waiting blocks, some 2,000 rows or 350 blocks. Then they are decoded, so that no reader
-waits long."""
+"""Waiting blocks are decoded once they count more bytes than this, some 2,000 rows or 350 blocks. So no reader waits
+long."""
 _WAITING_APART_BYTES_MAX = 1 << 18
 """The same bound if the last blocks had to be decoded one by one, which takes several times as long."""
 _JOINED_MIN = 32
@@ -54,7 +54,7 @@ _COALESCED_ROWS_MAX = 8_192
 _COALESCED_BYTES_MAX = 16 << 20
 """Larger chunks gain nothing, and an Arrow array holds at most 2 GiB."""
 _BRIEF_ROWS_MAX = 4_096
-"""Rows that are indexed in about 2 ms."""
+"""A brief look indexes at most this many rows, in about 2 ms."""
 _INDEX_PIECE_ROWS = 65_536
 _CHUNK_OVERHEAD_BYTES = 2_048
 _DICT_ENTRY_BYTES = 240

@@ -44,14 +44,14 @@ class Written:
 
 
 class Reader(Protocol):
-    """Who hands the changes on to those who watch."""
+    """Hands the changes on to those who watch."""
 
     @property
     def read_to(self) -> int:
         """The revision up to which it has taken all changes."""
 
     def written(self) -> None:
-        """There is a new change. Must not raise."""
+        """Called after each new change. Must not raise."""
 
 
 class Recent:
@@ -67,7 +67,7 @@ class Recent:
         self._times: deque[tuple[int, int]] = deque(maxlen=_TIMES_MAX)  # (timestamp, revision), ascending
 
     def add(self, revision: int, timestamp: int, changes: Sequence[Change]) -> None:
-        """A write was applied; it may have changed nothing."""
+        """Note that a write was applied; it may have changed nothing."""
         self._times.append((timestamp, revision))
         if not changes:
             return

@@ -38,7 +38,7 @@ class Wanted:
     def __init__(self, predicates: Iterable[Predicate], schema: Schema) -> None:
         """Raises Rejected for a predicate that does not fit the schema.
 
-        Those on the first key column say nothing that the ranges of keys do not (stele.model.key_bounds)."""
+        Predicates on the first key column are left out: the ranges of keys say the same (stele.model.key_bounds)."""
         first = schema.key_column_ids[0]
         self._tests = [
             _Test(schema.by_id[p.column_id], _may_hold(p, schema)) for p in predicates if p.column_id != first
@@ -119,13 +119,14 @@ def needed(sources: Sequence[Source], low: bytes, high: bytes, wanted: Wanted) -
 def runs_of(
     source: Source, groups: Iterable[tuple[int, bool]], columns: tuple[Column, ...], schema: pa.Schema
 ) -> Iterator[Run]:
-    """These groups of a source in `needed`. Those without a wanted row hide others, as deletes do."""
+    """A source's groups from `needed`, as runs. The rows of a group without a wanted row become deletes, which hide
+    older versions."""
     for group, shown in groups:
         yield source.run(group, columns, schema) if shown else _hiding(source, group, schema)
 
 
 def _hiding(source: Source, group: int, schema: pa.Schema) -> Run:
-    """A group of which no row is wanted: as if all of its versions were deletes. Its columns are not read."""
+    """A group without a wanted row, with all of its versions as deletes. Its columns are not read."""
     keys = source.keys(group)
     arrays = [pa.nulls(len(keys), field.type) for field in schema]
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)

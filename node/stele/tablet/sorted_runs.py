@@ -26,7 +26,7 @@ RUN_BYTES_MAX = 512 << 20
 """The most bytes of a run that a merge makes, plus one row. A run is held in memory, and an Arrow array holds
 at most 2 GiB."""
 _FEW_BYTES = 16 << 20
-"""Up to this many bytes of runs are joined whole. From more, only the wanted rows are copied."""
+"""Runs of up to this many bytes in total are joined whole. Of larger ones only the wanted rows are copied."""
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ def _in_order(runs: Sequence[Run]) -> _Versions:
 
 
 def _newest_first(keys: pa.BinaryArray) -> Positions:
-    """The order by key, newest first, of rows that are in the order they were applied."""
+    """The positions of rows in the order of their keys, newest first. The rows are in the order they were applied."""
     backwards = np.arange(len(keys) - 1, -1, -1)
     return backwards[key_bytes.sort_order(keys.take(pa.array(backwards)))]
 

@@ -147,9 +147,8 @@ def pieces(sources: Sequence[Source], lower: bytes, upper: bytes) -> list[tuple[
 
 
 def reads(sources: Sequence[Source], ranges: Sequence[KeyRange]) -> list[KeyRange]:
-    """The ascending ranges in which these sources have groups. Neighbours are joined where that reads no more groups.
-
-    Keys in one group cost one read of it."""
+    """Those of these ascending ranges in which the sources have groups. Neighbours are joined where the joined range
+    has no more groups than both, so that a group with keys of both is read once."""
     found: list[tuple[KeyRange, int]] = []
     for lower, upper in ranges:
         count = _groups(sources, lower, upper)
@@ -168,7 +167,7 @@ def reads(sources: Sequence[Source], ranges: Sequence[KeyRange]) -> list[KeyRang
 def mostly(
     sources: Sequence[Source], ranges: Sequence[KeyRange], may_hold: Callable[[Source, int], bool]
 ) -> bool:
-    """Whether the ranges have half of the sources' groups or more, of those that can hold a wanted row."""
+    """Whether at least half of all groups of these sources are in the ranges and can hold a wanted row."""
     wanted = sum(
         may_hold(source, group)
         for lower, upper in ranges

@@ -24,7 +24,8 @@ _RANGE_BITS = 12
 _RANGES = 1 << _RANGE_BITS
 _BEGINS = np.arange(_RANGES, dtype=np.uint64) << np.uint64(64 - _RANGE_BITS)
 _RANGE_ROWS_MAX = 1 << 20
-"""The most hashes returned at once. A range may have more, but evenly spread hashes fill it only from 4 billion on."""
+"""The most hashes returned at once, unless a single range has more. With evenly spread hashes that takes a file of
+more than 4 billion."""
 
 
 class HashSpool:

@@ -237,8 +237,8 @@ class View:
                     yield from self._merge(cluster, asked, lower, upper)
 
     def _through_masks(self, cluster: Sequence[Source], asked: _Asked, ranges: Sequence[KeyRange]) -> bool:
-        """Whether masks cost less than a merge. Those of files alone serve all scans until the next flush, and others until
-        the next write."""
+        """Whether masks cost less than a merge. Masks of files alone serve all scans until the next flush. Masks of
+        memtables, too, serve scans until the next write."""
         if max(source.max_time for source in cluster) > self._newest:
             return False
         lasting = all(isinstance(source, ColumnFile) for source in cluster) or self._live.known(cluster)
@@ -257,7 +257,7 @@ class View:
     def _unordered(
         self, cluster: Sequence[Source], asked: _Asked, ranges: Sequence[KeyRange]
     ) -> Iterator[pa.RecordBatch]:
-        """One whole group of these ranges after the other, without rows that a newer source overwrites. Only for the
+        """The groups that overlap these ranges, each whole, without rows that a newer source overwrites. Only for the
         newest versions."""
         wanted = [
             sorted(
@@ -285,7 +285,7 @@ class View:
     def _stream(
         self, file: ColumnFile, asked: _Asked, lower: bytes, upper: bytes
     ) -> Iterator[pa.RecordBatch]:
-        """A file that overlaps no other source. So a group has all versions of its keys."""
+        """The rows of a file that overlaps no other source. So a group has all versions of its keys."""
         groups = file.groups_between(lower, upper)
         for group in groups:
             if not asked.may_hold(file, group):
@@ -334,8 +334,8 @@ class View:
     ) -> tuple[pa.RecordBatch, list[int]]:
         """(the rows with these encoded keys that exist, in key order; for each, which of the keys it has).
 
-        `brief`: only what takes little time for some dozens of keys: no file is read for the first time, and no long
-        value is copied. So `bytes_max` is not looked at.
+        `brief`: take little time for some dozens of keys: read no file for the first time, and copy no long value.
+        Then `bytes_max` is not checked.
 
         Raises:
             Rejected: unknown columns. TOO_LARGE: the rows take more than `bytes_max` bytes.
@@ -372,7 +372,8 @@ class View:
 
     @staticmethod
     def _joined(batches: Sequence[pa.RecordBatch], bytes_max: int | None) -> pa.RecordBatch:
-        """Few rows are copied before their size is looked at, as that costs more than a copy of small ones."""
+        """One batch of these. The size is checked after each _COPIED_ROWS batches, because asking for it costs more than
+        copying a few small ones. Raises Rejected: TOO_LARGE."""
         parts, size = [], 0
         for start in range(0, len(batches), _COPIED_ROWS):
             part = concat_batches(batches[start : start + _COPIED_ROWS])
@@ -396,8 +397,8 @@ class View:
         schema: pa.Schema,
         brief: bool,
     ) -> list[int]:
-        """The places of the keys that this memtable does not have. Rows of the others are added to `found`, unless
-        they were deleted."""
+        """Add the rows of those keys that this memtable has to `found`, unless they were deleted. Returns the places of
+        the keys that it does not have."""
         missing, written = [], memory.table.schema
         for at in left:
             version = memory.find(values[at], self.snapshot, brief=brief)

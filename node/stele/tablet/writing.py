@@ -93,7 +93,8 @@ class Plan:
 def plan_block(store: Rows, block: Block, size_bytes: int, others: U64 | None = None) -> Plan:
     """The effect of a block's rows on the store, and the errors of those that cannot be applied.
 
-    `others`: when other attempts wrote the same rows. A row whose key has a version from then is done (jobs.py)."""
+    `others`: when other attempts at the same part wrote. A row whose key has a version from one of these times counts
+    as done (jobs.py)."""
     errors = null_faults(block, store.schema)
     batch = complete(block, store.schema)
     rows = np.arange(block.rows, dtype=np.int64)
@@ -119,7 +120,7 @@ def plan_block(store: Rows, block: Block, size_bytes: int, others: U64 | None = 
 
 
 def _verdict(op: int, present: bool) -> tuple[bool, Code | None]:
-    """(write the row, error code) of an operation on a key that is present or not."""
+    """(whether to write the row, error code) for an operation on a key that is present or not."""
     if op == RowOp.INSERT:
         return not present, Code.ALREADY_PRESENT if present else None
     if op == RowOp.INSERT_IGNORE:
@@ -201,8 +202,8 @@ def _small(
 def _overlay(
     block: Block, batch: pa.RecordBatch, at: Positions, old: pa.RecordBatch, schema: Schema
 ) -> pa.RecordBatch:
-    """`batch`, where rows `at` (rising) take the columns that the block lacks from `old`, one row for
-    each."""
+    """`batch`, whose rows `at` (rising) get the columns that the block lacks from `old`. `old` has one row for each of
+    them."""
     if len(at) == batch.num_rows:
         places = [schema.places[column_id] for column_id in block.column_ids]
         return with_columns(old, {place: batch.column(place) for place in places})

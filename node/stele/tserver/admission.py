@@ -113,7 +113,7 @@ class Admission:
         return self._admitted
 
     def admit(self) -> None:
-        """Report so from now on, until the start is refused."""
+        """Report this start as admitted from now on, until it is refused."""
         self._admitted = not self.refusal.done()
 
     # --- deciding
@@ -123,7 +123,7 @@ class Admission:
         self._heard.set()
 
     async def _all_asked(self) -> None:
-        """Wait until every master has answered or failed once, or its time is over."""
+        """Wait until every master has answered or failed once, but for _GRACE_S at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GRACE_S):
                 await self._until(lambda: self._masters <= self._asked)

@@ -6,8 +6,8 @@ module counts the last answer of each master that was asked.
 
 Invariants: a start is admitted once the leader, and a majority of the masters that had a catalog to read, did not refuse it.
 Only then do masters store what it reports. Otherwise a start that nobody could judge might make them refuse
-the newest one. No single master ends a start: a majority must refuse it. Its volume is condemned when a
-majority says that it is an older copy.
+the newest one. Only a majority can refuse a start that was admitted. One master's `doubt` may end any other start
+(admission.py). A volume is condemned only when a majority says that it is an older copy.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class AdmissionVotes:
 
     @property
     def verdict(self) -> SteleError | None:
-        """The refusal of a majority of the masters; None without one. VOLUME_OLD if a majority gives that
-        reason, else as `doubt`."""
+        """The refusal of a majority of the masters; None if fewer refuse. VOLUME_OLD if a majority gives that
+        reason, else the error that `doubt` gives."""
         refusals = list(self._refusals.values())
         masters = max((r.masters for r in refusals if isinstance(r, StartRefused)), default=0)
         needed = max(masters, len(self._masters)) or self._given

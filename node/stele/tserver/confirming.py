@@ -2,7 +2,8 @@
 
 Owned by the messenger. In each turn of the loop it collects the tablets for which reads have come. It asks every other node
 once: which of these replicas of yours do not follow mine, in these terms? The rest is confirmed. What a node does not answer
-within a heartbeat is left to the tablet's core, which asks by heartbeats. So is all that concerns nodes of earlier releases.
+within a heartbeat is left to the tablet's core, which asks by heartbeats. Nodes of earlier releases are asked by heartbeats
+alone.
 
 Invariants: an answer counts only for the tablets of the question with its number, so each was given after the reads came.
 A process never repeats a number, and begins at a random one. However much other nodes ask, one turn answers a bounded part.
@@ -117,7 +118,7 @@ class Confirming:
         self._send(node_id, consensus_pb2.ConfirmPB(number=self._number, asks=b"".join(asks)))
 
     def told(self, node_id: NodeId, confirm: consensus_pb2.ConfirmPB) -> None:
-        """A node asks, or answers."""
+        """Take what a node sent: a question, or an answer."""
         if confirm.answers:
             self._able[node_id] = None
             if len(self._able) > bounds.PEERS_HEARD_MAX:
@@ -141,7 +142,7 @@ class Confirming:
     def _answer(self, node_id: NodeId, confirm: consensus_pb2.ConfirmPB) -> None:
         count = len(confirm.asks) // _ASK.size
         if count > ASKS_MAX or self._answered + count > _ANSWERED_MAX:
-            event = "question about leaders dropped"
+            event = "dropped a node's question about leaders: too many tablets at once"
             self._once.tell(log.warning, event, node_id, "long", peer_node=node_id, tablets=count)
             return
         if not self._answered:

@@ -1,10 +1,9 @@
 """Refuses orders of masters and drivers that a newer one has replaced. Owned by the node; asked by its services.
 
 An order of a master carries the catalog's (term, index); an order of a driver carries its claim's epoch.
-Heartbeats of the leading master carry the newest term and epoch. node.json keeps what must survive a restart.
-That is a term or an epoch when it rises, which is once per election or take-over. It is also the OpId of an
-order that erases a replica for good. Nothing else would be left to refuse a late order that makes the replica
-again.
+Heartbeats of the leading master carry the newest term and epoch. node.json keeps what must survive a restart:
+- the newest term and epoch, written when one rises, which is once per election or take-over;
+- the OpId of an order that erases a replica for good. Otherwise a late order could make the replica again.
 
 What an order names becomes the newest only once the order was carried out. A number may exceed the newest
 known one by FENCE_STEP_MAX at most. Otherwise one order with a huge number would shut out all others for

@@ -37,7 +37,7 @@ class Fencing:
     def told(self, fenced: bool, term: int) -> None:
         """Take from the leading master of this term whether this node is to be fenced.
 
-        An earlier leader may not know it yet, so its word is ignored.
+        An earlier leader may not know of the newest order, so its word is ignored.
         """
         if term < self._term:
             return
@@ -71,7 +71,9 @@ class Fencing:
                 self._kept = wanted
             except (OSError, SteleError) as exc:
                 log.error(
-                    "the volume does not keep whether this node is fenced", wanted=wanted, error=str(exc)
+                    "whether this node is fenced was not written to its volume; it is tried again",
+                    wanted=wanted,
+                    error=str(exc),
                 )
             if wanted or not self._kept:
                 self._replicas.fence(wanted)

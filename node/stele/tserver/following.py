@@ -110,7 +110,7 @@ class LeaderQuestions:
         self._send(node_id, consensus_pb2.FollowPB(number=self._number, asks=asks, wait_ms=PATIENCE_MS))
 
     def told(self, node_id: NodeId, follow: consensus_pb2.FollowPB) -> None:
-        """A node asks, or answers."""
+        """Take what a node sent: a question, or answers."""
         if follow.answers:
             self._take_answers(node_id, follow)
         else:

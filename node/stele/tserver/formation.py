@@ -105,7 +105,8 @@ async def _open_or_format(options: NodeOptions, fd: int) -> Volume:
 
 
 async def _can_listen(options: NodeOptions) -> None:
-    """Check that the ports are free before the masters are asked: their answer may take any time. Raises Rejected."""
+    """Check that the ports are free. Called before the masters are asked, because they may take long to answer. Raises
+    Rejected."""
     host, _ = split_address(options.listen)
     await check_free(options.listen, "--listen")
     for flag, port in options.other_ports:
@@ -206,8 +207,8 @@ class Formation:
         await self._manager.whole(self._form())
 
     async def _form(self) -> None:
-        """Mark the volume as formed, and start the catalog's replica. Done completely, even if the caller goes: half of it would leave a formed master whose
-        catalog is not started."""
+        """Mark the volume as formed, and start the catalog's replica. Carried out completely, even if the caller goes:
+        otherwise a formed master could be left whose catalog is not started."""
         if not self._volume.record.formed:
             await self._in_thread(lambda: self._volume.update(lambda record: replace(record, formed=True)))
             log.info("formation confirmed", masters=len(self._volume.record.first_masters))

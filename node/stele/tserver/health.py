@@ -45,15 +45,15 @@ class NodeHealth:
         self._caught_up = False
 
     def live(self) -> str:
-        """The event loop answers."""
+        """Always "": an answer shows that the event loop runs."""
         return ""
 
     def started(self) -> str:
-        """Whether replay is done."""
+        """Why the start is not done; "" once the replicas on the volume are open."""
         return "" if self._replicas.opened else "replicas are being opened"
 
     def ready(self) -> str:
-        """Whether the node serves and has caught up."""
+        """Why the node does not serve, or has not caught up; "" if it is ready."""
         if ending := self._ending():
             return ending
         if self._replicas.fenced:
@@ -81,8 +81,9 @@ class NodeHealth:
 
 
 def _starts(replica: Replica) -> bool:
-    """Whether the replica will find a leader soon, or lacks entries that were committed while its node was away. One that
-    its configuration does not name hears from no leader: a copy that is not added yet, or a removed replica."""
+    """Whether the replica is still opening, looks for a leader, or lacks entries that were committed while its node was
+    away. A replica that its configuration does not name does not count, because it hears from no leader. It is a copy that is
+    not added yet, or was removed."""
     peer = replica.config.peer(replica.replica_id)
     if replica.state is ReplicaState.CONFIGURING:
         return peer is not None

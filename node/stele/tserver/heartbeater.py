@@ -10,8 +10,8 @@ name of a retired master stays in --masters. While fewer than a majority of the 
 each time.
 
 Reports are incremental. A change is sent to a master until that master, as leader, has acknowledged it. A
-full report goes to a new leader, after this node's own start, and when a master asks for it. So does one when
-more changed than a full report says.
+full report goes to a new leader, after this node's own start, and when a master asks for it. A master that could not
+be reached while more changed than a full report contains gets a full report, too.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ HALF_MS = 20_000
 CARRIED_MS = 60_000
 """How long a replica that no longer leads tells its last load. Until then its successor has counted seven eighths of it."""
 STEP, STEP_MIN = 0.25, 5
-"""A load is reported again when it differs from the last report by this share and by this number."""
+"""A load is reported again when it differs from the last report by this share, and at least by this number."""
 TOLD_MAX = 32
 """The most loads in one report; those that changed most go first."""
 _SIZE_SHIFT, _SCAN_SHIFT = 12, 14
@@ -60,11 +60,11 @@ class LeaderLoad:
         self._looked_ms: int | None = None
 
     def add(self, replica: Replica, units: int) -> None:
-        """A client's request was taken."""
+        """Count a client's request that was taken."""
         self._work[replica] += units
 
     def look(self, now_ms: int) -> list[Replica]:
-        """Work loads out, if it is time. Returns those to report."""
+        """Work loads out, if it is time. Returns the replicas to report."""
         if self._looked_ms is None:
             self._looked_ms = now_ms
         passed_ms = now_ms - self._looked_ms

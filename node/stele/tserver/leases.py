@@ -41,10 +41,10 @@ LOOK_S = 0.1
 _SEARCH_S = 1.0
 """Pause between two searches for key spaces with leases that this node has come to lead."""
 ENDED_AT_ONCE = 200
-"""The most leases and keys that one entry ends, except that one lease ends at once, whatever it has. Each key takes a replica
-some 30 µs, and nothing else goes on meanwhile."""
+"""The most leases and keys that one entry ends. A single lease ends by one entry, however many keys it has. Each key takes a
+replica some 30 µs, and nothing else goes on meanwhile."""
 TOLD_AT_ONCE = 1_000
-"""The most leases and keys of an answer, except that one lease is told at once, whatever it has."""
+"""The most leases and keys of an answer. A single lease is told in one answer, however many keys it has."""
 
 
 class _Term:
@@ -71,7 +71,7 @@ class _Term:
         return replica.is_leader and replica.term == self.term and replica.machine is self.space
 
     def follow(self, now_ms: int) -> None:
-        """Give their time to leases that are new here, or granted again, and forget those that are gone."""
+        """Begin the time of leases that are new here, or were granted again. Forget those that are gone."""
         leases, ends_ms = self.space.leases, self.ends_ms
         known = self._changes
         if known == leases.changes:
@@ -162,7 +162,7 @@ class LeaseKeeper:
         return answer
 
     def granted(self, replica: Replica) -> None:
-        """A lease was granted in a key space that is led here."""
+        """Note that a lease was granted in a key space that is led here."""
         if isinstance(replica.machine, KeySpace) and replica.is_leader:
             self._term_of(replica, replica.machine)
 
@@ -201,7 +201,7 @@ class LeaseKeeper:
             try:
                 self._look()
             except Exception:
-                log.exception("a look at leases failed; the next one follows")
+                log.exception("a check for expired leases failed; the next one tries again")
 
     def _look(self) -> None:
         """Propose to end the leases that are over."""
@@ -249,7 +249,7 @@ class LeaseKeeper:
             return True
         except SteleError as exc:
             let_go(exc)
-            log.info("leases are not ended yet", tablet=tablet, error=str(exc))
+            log.info("expired leases were not ended; it is tried again", tablet=tablet, error=str(exc))
             return False
         finally:
             term.ending.difference_update(leases)

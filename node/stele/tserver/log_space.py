@@ -31,7 +31,7 @@ HELD_BYTES = 256 << 20
 on small volumes: see HELD_SHARE. A replica that pins more is flushed; if no flush helps, its entries are
 written again."""
 HELD_SHARE = 4
-"""The same bound as a share of what an anchor may hold: one over this number."""
+"""On small volumes the bound is what an anchor may hold, divided by this number."""
 WRITE_AGAIN_BYTES = 32 << 20
 """How many bytes of one replica are written again at most. A leader with half of that uncommitted takes no
 more writes."""

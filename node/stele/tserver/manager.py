@@ -299,7 +299,12 @@ class TabletManager:
             check_order(replica.superblock, core.status().last_logged, order)
             if is_done(replica.config, order):
                 return replica.config, False
-            log.warning("a lost majority is given up", replica=str(key), order=order, reason=order.reason)
+            log.warning(
+                "making a replica the only voter, because the tablet's majority is lost and given up",
+                replica=str(key),
+                order=order,
+                reason=order.reason,
+            )
             mine = replica.config.peer(key.replica_id)
             await replica.stop()
             address = mine.address if mine is not None else ""

@@ -122,7 +122,7 @@ class MasterLoop:
             except SteleError as exc:
                 await self._failed(exc)
             except Exception:
-                log.exception("a heartbeat failed; the next one is sent in time", master=self.address)
+                log.exception("a heartbeat failed; the next one is sent as usual", master=self.address)
             rest = self._interval_s - (asyncio.get_running_loop().time() - started)
             try:
                 async with asyncio.timeout(max(rest, _COALESCE_S)):

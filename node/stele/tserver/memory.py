@@ -28,9 +28,9 @@ PROGRAM_BYTES = 192 << 20
 LEAST_BYTES = 16 << 20
 """The smallest share. It must hold the largest message."""
 LOOK_MS, LOOK_MAX_MS = 20, 250
-"""How long a sum is reused, since each write asks for it: the longer one while there is much room."""
+"""How long a sum is reused, since each write asks for it. The longer time holds while there is much room."""
 GROWTH_BYTES = 200 << 10
-"""What stores grow by in a millisecond at most, several times what a node can apply."""
+"""The most bytes by which stores are taken to grow in a millisecond: several times what a node can apply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class StoreMemory:
         return list(self._unflushed.values())
 
     def unflushed_awake(self) -> list[Replica]:
-        """Those of them that are awake, or were since the last call."""
+        """Those replicas with something to flush that are awake, or were since the last call."""
         self._look()
         return [self._unflushed[key] for key in self._to_flush() if key in self._unflushed]
 
@@ -158,8 +158,8 @@ class StoreMemory:
         return self._bytes > bytes_max
 
     def _look(self, *, everything: bool = False) -> None:
-        """Look again at those that were awake, and at a part of those at rest, or all. A replica at rest holds no more memory
-        than at the last look; a flush makes it smaller."""
+        """Look again at the replicas that were awake, and at a part of those at rest; with `everything`, at all of those. A
+        replica at rest holds no more memory than at the last look, and less after a flush."""
         stirred = self._stirred()
         looks = {**self._unflushed, **stirred} if everything else {**self._part(), **stirred}
         by_key = self._replicas.by_key
@@ -173,7 +173,7 @@ class StoreMemory:
                 self._unflushed.pop(key, None)
 
     def _part(self) -> dict[StreamKey, Replica]:
-        """The next ones of those with something to flush. In PARTS turns each comes once."""
+        """The next part of the replicas with something to flush. In PARTS calls each comes once."""
         return {key: self._unflushed[key] for key in self._parts.next() if key in self._unflushed}
 
 

@@ -121,8 +121,8 @@ class NodeMonitor:
             self._fit, self._clock_due_ms = not fault, now_ms
             if fault:
                 log.error(
-                    "until then this node assigns no timestamps and leads only tablets that no other node "
-                    "can lead",
+                    "the clock of this node is wrong; until it is right, this node assigns no timestamps and leads "
+                    "only tablets that no other node can lead",
                     error=fault,
                 )
             else:

@@ -110,8 +110,8 @@ def _opened(directory: Path) -> Iterator[tuple[NodeRecord, Log]]:
         record = read_record(directory)
         if record.refused:
             raise Rejected(
-                f"{directory} was refused as an older copy ({record.refused}); first `stele local take-back` "
-                f"it"
+                f"{directory} was refused as an older copy ({record.refused}); run `stele local take-back` on it "
+                "first"
             )
 
         def dispatch(callbacks: list[Callable[[], None]]) -> None:

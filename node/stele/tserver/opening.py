@@ -67,7 +67,8 @@ async def open_node(options: NodeOptions, life: AsyncExitStack) -> Opened:
 
 
 def _with_lease(options: NodeOptions, volume: Volume) -> NodeOptions:
-    """The options with the leases of leaders. On return the volume says that its replicas may promise them. Blocks."""
+    """The options, with the leases of leaders in those of Raft. On return node.json has the longest lease that replicas
+    here may ever promise. Blocks."""
     lease_ms = options.leader_lease_ms
     volume.update(lambda record: replace(record, promised_ms=max(record.promised_ms, lease_ms)))
     raft = replace(options.replica.raft, lease_ms=lease_ms, promised_ms=volume.record.promised_ms)
@@ -75,7 +76,7 @@ def _with_lease(options: NodeOptions, volume: Volume) -> NodeOptions:
 
 
 def _open_log(volume: Volume, options: NodeOptions, loop: asyncio.AbstractEventLoop) -> Log:
-    """Blocks."""
+    """Open the log and recover it. Blocks."""
 
     def dispatch(callbacks: list[Callable[[], None]]) -> None:
         """Run callbacks on the event loop. Called by the log's thread after each sync. If the loop's own thread

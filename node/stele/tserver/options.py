@@ -45,8 +45,8 @@ class NodeOptions:
     as the masters say. `first_masters` lets an empty volume be formatted as one of the first masters, `join`
     as a master that waits for a copy of the catalog. For port 0, also in `listen`, the system chooses a port;
     heartbeats report it to the masters. `wal_segment_mib`: the length of a segment of the log, in MiB; the next one is always
-    prepared. `wal_spare_segments`: how many more are kept once nobody needs what they hold, so that none has to be made.
-    `leader_lease_ms`: the length of the leases under which leaders answer reads alone; 0: they have none.
+    prepared. `wal_spare_segments`: how many segments that nobody needs any more are kept for reuse.
+    `leader_lease_ms`: the length of the leases under which leaders answer reads alone; 0: no leases.
     """
 
     data_dir: Path

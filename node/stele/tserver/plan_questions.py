@@ -124,7 +124,7 @@ class PlanQuestions:
         return () if answer is None else answer.tablets
 
     async def _ask(self, leader: Leader, stub: Any, method: str, request: Any, timeout_s: float) -> Any:
-        """The answer; None if there is none."""
+        """What a node answers; None if it does not answer."""
         try:
             return await self._pool.unary(
                 leader.address, stub, method, request, timeout_s=timeout_s, to_node=leader.node_id

@@ -115,7 +115,8 @@ class Plans:
         return await self._masters.call(method, request)
 
     def _choose(self, answer: master_pb2.GetTableLocationsResponse, command: ScanCommand) -> _Chosen:
-        """Called in a thread: conditions may be long, and tablets many."""
+        """What the command asks for, and the tablets that can hold it. Called in a thread, because conditions may be long
+        and tablets many."""
         info = answer.table
         schema, partitioning = schema_from_pb(info.schema), partitioning_from_pb(info.partitioning)
         predicates = _predicates(command.where, schema)
@@ -157,7 +158,7 @@ class Plans:
         prepared: Mapping[bytes, int],
         cuts: Mapping[bytes, Sequence[bytes]],
     ) -> Planned:
-        """Called in a thread."""
+        """The plan with its tickets. Called in a thread."""
         identity, schema, spec = self._description.identity, chosen.schema, chosen.spec
         scans = [
             (pb, part) for pb in chosen.tablets for part in parts(spec, schema, cuts.get(pb.tablet_id, ()))
@@ -226,7 +227,8 @@ class Plans:
 
 
 def parts(spec: ScanSpec, schema: Schema, cuts: Sequence[bytes]) -> list[ScanSpec]:
-    """A scan of a tablet, cut at these ascending keys. Parts that can hold no wanted row are left out."""
+    """A scan of a tablet, cut into scans of parts at these ascending keys. Parts that can hold no wanted row are left
+    out."""
     if not cuts:
         return [spec]
     wanted = key_ranges(schema.key_column_ids, schema, spec.predicates)
@@ -277,7 +279,8 @@ def _staleness_us(max_staleness_ms: int, name: str, schema: Schema) -> int:
 
 
 def _flight_addresses(pb: master_pb2.TabletLocationsPB, *, followers_first: bool) -> tuple[str, ...]:
-    """Flight addresses of the replicas that have rows to serve, the leader's first or last."""
+    """Flight addresses of the replicas that have rows to serve. The leader's is the first one, or with `followers_first`
+    the last one."""
     voters = [r for r in pb.replicas if r.peer.member_type == common_pb2.VOTER and r.flight_address]
     voters.sort(key=lambda r: ((r.role != common_pb2.LEADER) != followers_first, not r.alive))
     return tuple(r.flight_address for r in voters)

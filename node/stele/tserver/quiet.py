@@ -139,7 +139,7 @@ class QuietGroups:
 
     def _listen(self, node_id: NodeId, asks: bool, groups: bytes) -> None:
         if len(groups) > _ASKED_MAX * _GROUP.size:
-            event = "dropped a node's question about groups at rest: it is too long"
+            event = "dropped a node's message about groups at rest: it is too long"
             self._once.tell(log.warning, event, node_id, "long", peer_node=node_id, bytes=len(groups))
             return
         step = _SLICE * _GROUP.size
@@ -244,8 +244,8 @@ class QuietGroups:
             self._ping(node_id, consensus_pb2.RestingPB(awake=awake))
 
     def _wake_groups(self, node_id: NodeId, awake: bytes) -> None:
-        """Wake these groups: a leader's heartbeats show who answers, and a follower without a leader starts
-        an election."""
+        """Wake these groups. Then a leader's heartbeats show who answers, and a follower without a leader starts an
+        election."""
         woken = 0
         for group in _groups(awake):
             replica = self._rests_here(group, node_id)
@@ -253,7 +253,7 @@ class QuietGroups:
                 self._wake(replica.superblock.key)
                 woken += 1
         if woken:
-            event = "awake: a peer does not rest"
+            event = "groups at rest were woken, because their replicas on a peer do not rest"
             self._once.tell(log.info, event, node_id, "awake", peer_node=node_id, groups=woken)
 
     def _rests_here(self, group: bytes, node_id: NodeId) -> Replica | None:

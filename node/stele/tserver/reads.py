@@ -114,9 +114,9 @@ async def point_read(
 
 
 async def fresh_since(replica: Replica, request: tserver_pb2.ReadRequest | tserver_pb2.KvRequest) -> int:
-    """For a read at a follower: all that was acknowledged before this time of the node's steady clock is applied here.
+    """For a read at a follower: a time of the node's steady clock. All that was acknowledged before it is applied here.
 
-    It is not older than the request allows.
+    The time is not older than the request allows.
 
     Raises:
         Retryable: SNAPSHOT_NOT_READY, TIMED_OUT, NOT_LEADER: ask another replica.
@@ -166,7 +166,7 @@ def store_of(replica: Replica) -> TabletStore:
 def check_incarnation(replica: Replica, incarnation: int, *, exact: bool = False) -> None:
     """Refuse a request for another incarnation of a tablet.
 
-    0 means any, because programs of release 0.1.0 do not tell it. `exact`: 0 is that of a tablet which was never recovered.
+    0 means any, because programs of release 0.1.0 do not tell it. With `exact`, 0 means a tablet that was never recovered.
 
     Raises:
         Rejected: STALE_INCARNATION.

@@ -28,7 +28,7 @@ log = structlog.get_logger("stele.tserver")
 LACKING_MS = 60_000
 """How long a replica may wait for resources of the system."""
 _AGAIN_S = (0.5, 15.0)
-"""The first pause before it is started again, and the longest."""
+"""Pauses before a replica is started again: the first one, and the longest."""
 _OPEN_AT_ONCE = 8
 
 

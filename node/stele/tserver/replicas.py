@@ -81,9 +81,9 @@ class Replicas:
         return tuple(self._awake.values())
 
     def stirring(self) -> Callable[[], Mapping[StreamKey, Replica]]:
-        """A new reader. Each call gives the replicas that were awake at any time since its last call; the first gives all.
+        """Make a function that gives the replicas that were awake at any time since its last call; at first, all.
 
-        What is at rest all the time changes nothing.
+        A replica that is at rest all the time does not change, so nobody need look at it.
         """
         number = len(self._noted)
         self._noted.append(dict(self._by_key))
@@ -184,7 +184,7 @@ class Replicas:
                 self._awake.pop(key, None)
 
     def woken(self, key: StreamKey) -> None:
-        """A replica was at rest, and needs ticks again."""
+        """Note that a replica is no longer at rest, and needs ticks again."""
         replica = self._by_key.get(key)
         if replica is not None:
             self._stirs(key, replica)
@@ -284,7 +284,7 @@ class Replicas:
     # --- for the tablet manager
 
     def all_known(self) -> None:
-        """From now on all replicas on the volume are known."""
+        """Note that from now on all replicas on the volume are known."""
         self._opened = True
 
     def add(self, replica: Replica) -> None:
@@ -301,7 +301,7 @@ class Replicas:
         self._held[superblock.key] = superblock
 
     def release(self, key: StreamKey) -> None:
-        """The replica is no longer held back. Does nothing if it was not."""
+        """Note that the replica is no longer held back. Does nothing if it was not."""
         self._held.pop(key, None)
 
     def bury(self, tombstone: Superblock) -> None:
@@ -309,7 +309,7 @@ class Replicas:
         self._tombstones[tombstone.key] = tombstone
 
     def copying(self, key: StreamKey, copy: TabletCopy) -> None:
-        """A copy runs under this key, in place of an earlier one."""
+        """Note that a copy runs under this key, in place of an earlier one."""
         self._copies[key] = copy
 
     def gone(self, key: StreamKey, tombstone: Superblock | None) -> None:

@@ -53,7 +53,7 @@ class Fate(Exception):
 
 class Volume:
     """An opened, locked data directory. `new`: formatted by this start. `adopted`: addresses that it remembers may be those
-    of the volume that it was copied from. Only the masters given to this start are dialled, and those that
+    of the volume that it was copied from. So only the masters given to this start are dialled, and those that
     they name."""
 
     def __init__(
@@ -211,7 +211,7 @@ def open_volume(
     volume = Volume(directory, record, lock_fd, adopted=record.adopted)
     if not _same_masters(record, masters):
         log.warning(
-            "none of the masters given now was given before, so only those given now are asked",
+            "this start was given none of the masters that were given before, so the remembered ones are not asked",
             before=record.given,
             now=masters,
         )
@@ -225,8 +225,8 @@ def open_volume(
 
 
 def _same_masters(record: NodeRecord, masters: tuple[str, ...]) -> bool:
-    """Whether this start was given one of the masters that the start was given which learned the remembered
-    ones.
+    """Whether this start and an earlier one were given a master in common. The earlier one is the start that learned the
+    masters on record. True if either was given none.
 
     A copy of the volume that is started by hand is given its own masters. After masters were replaced, an
     operator still gives one that stayed, or the name of all.

@@ -1,8 +1,8 @@
 """Watches on key spaces that this node leads: what is committed is pushed to those who watch it, in order, each change once.
 
-Called by tablet_service.py. Each change is encoded once, however many watch it. For a client that does not
-read hardly more than one message is kept, out of the node's budget: its watch stands at a revision. It goes on from there out of the newest changes (stele.tablet.recent). If those no longer
-reach back so far, the watch ends with COMPACTED.
+Called by tablet_service.py. Each change is encoded once, however many watch it. While a client does not read, hardly more
+than one message is kept for it, out of the node's budget. Its watch stands at a revision, and later goes on from there, out
+of the newest changes (stele.tablet.recent). If those no longer reach back so far, the watch ends with COMPACTED.
 
 Invariants: only what is applied is pushed, so only what is committed. A watch ends once this node no longer leads, or cannot
 confirm that it does. It then says so, and its client goes on elsewhere.
@@ -37,11 +37,11 @@ log = structlog.get_logger("stele.tserver.watching")
 WATCHES_MAX = 16_384
 """The most watches of a node. Each takes about 1 KB."""
 MARK_S = 2.0
-"""Pause between two marks: it tells a quiet watcher the revision up to which nothing changed for it."""
+"""Pause between two marks. A mark tells a quiet watcher the revision up to which nothing changed for it."""
 WATCHES_OF_CLIENT_MAX = 1_000
 """The most watches of one client on one key space."""
 LENGTHS_MAX = 64
-"""The most different lengths of watched prefixes: each key that changes is looked up once for each."""
+"""The most different lengths of watched prefixes. Each key that changes is looked up once for each length."""
 TURN_S = 0.002
 """How long one turn of the loop serves watches that are behind."""
 _LOOK_S = 0.05
@@ -53,9 +53,10 @@ _LOOKS_MAX = 10_000
 _LOOKS_AT_ONCE = 256
 """The most changes examined for a watch that is behind, before another has its turn."""
 _PUSH_BYTES = 1 << 20
-"""No write is added to a message that would be larger."""
+"""A write is added to a message with others only if the message then has at most this many bytes."""
 _WRITE_BYTES_MAX = MESSAGE_BYTES_MAX - 1_024
-"""What clients take at once. No write of one client is as large."""
+"""The most bytes of one write that are pushed, because clients take no larger message. No write of one client is as
+large."""
 
 
 class Watch:
@@ -264,7 +265,7 @@ class Feed:
                 self._fall_behind(watch, sent)
 
     def _fall_behind(self, watch: Watch, sent: int) -> None:
-        """It lacks the changes after `sent`, and gets them one turn after the other."""
+        """Note that the watch lacks the changes after `sent`. It gets them one turn after the other."""
         watch.behind, watch.sent = True, sent
         self._behind[watch] = None
         self._queue(watch)
@@ -297,7 +298,7 @@ class Feed:
             self._wake()
 
     def _catch_up(self, watch: Watch) -> bool:
-        """Push one message of what it lacks. Returns whether it lacks more, and can take it now."""
+        """Push one message of what the watch lacks. Returns whether it lacks more, and can take more now."""
         if watch.sent < self._recent.start:
             self._tell_end(watch, self._compacted(watch.sent, "go on, because its client reads too slowly"))
             return False
@@ -317,7 +318,7 @@ class Feed:
         return not last
 
     def _lacking(self, watch: Watch) -> tuple[list[bytes], int]:
-        """(what it lacks, up to which revision), for one message: some of it if that is much."""
+        """(changes that the watch lacks, up to which revision), as many as one message takes."""
         changes, size, upto, looked = list[bytes](), 0, watch.sent, 0
         for written in self._recent.after(watch.sent):
             if written.revision > self._sent:
@@ -336,7 +337,8 @@ class Feed:
         return changes, max(self._sent, watch.sent)
 
     def _push(self, watch: Watch, changes: Sequence[bytes], upto: int) -> bool:
-        """Send it, unless the client is full or the node has no memory for it."""
+        """Push these changes to the watch, unless its client is full or the node has no memory for them. Returns whether
+        they were pushed."""
         if watch.sink.full:
             return False
         head = pb.KvPushPB(number=watch.number, revision=upto).SerializeToString()
@@ -439,7 +441,9 @@ class Watches:
                     let_go(exc)
                     self._end(key, feed, exc)
                 except Exception as exc:  # the other feeds go on
-                    log.exception("a look at watches failed", tablet=key.tablet_id)
+                    log.exception(
+                        "a check of a key space's watches failed; they are ended", tablet=key.tablet_id
+                    )
                     self._end(
                         key, feed, Retryable(f"the watch failed: {exc!r}; watch again", code=Code.NOT_LEADER)
                     )

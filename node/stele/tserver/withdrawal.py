@@ -91,5 +91,5 @@ class Withdrawal:
                 )
                 return
             self._kept = wanted
-            log.info("tables that serve nobody, because they were dropped", tables=len(wanted.tables))
+            log.info("wrote which dropped tables serve no clients", tables=len(wanted.tables))
         then()
