@@ -339,7 +339,8 @@ class KeySpace:
         return outcome
 
     def _check(self, operations: Sequence[KeyOperation], entry: Entry) -> Outcome:
-        """The messages are replicated state and part of the checksum, so their words must never change."""
+        """The outcome of a batch: OK, or why it is refused. The messages are replicated state and part of the checksum,
+        so their words must never change."""
         attached: Counter[int] = Counter()
         for operation in operations:
             if operation.op in LEASE_OPS or operation.lease:

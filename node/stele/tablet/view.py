@@ -6,8 +6,8 @@ order. If order and bounds do not matter and the snapshot is the newest, they ar
 masks, computed from the keys.
 
 Predicates on key columns become ranges of keys (stele.model.key_bounds), and groups outside them are not read. Of the
-others, groups are passed over whose values all predicates rule out (skipping.py). The filter still tests every row that
-is read.
+others, a group is passed over if its bounds show that a predicate is true for none of its rows. A group that may hide
+wanted rows of older sources is read all the same (skipping.py). The filter still tests every row that is read.
 
 Invariant: two scans of one view give the same rows. Its files stay readable until it is closed.
 """

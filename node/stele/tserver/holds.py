@@ -42,7 +42,7 @@ _ACTIONS = {
 async def hold_history(
     replica: Replica, request: pb.HoldHistoryRequest, cluster_version: int
 ) -> pb.HoldHistoryResponse:
-    """Carry out a client's order, and tell all holds of the tablet. `cluster_version`: the finalized one; 0: not heard yet.
+    """Carry out a client's order. Returns all holds of the tablet. `cluster_version`: the finalized one; 0: not heard yet.
 
     Raises:
         Rejected: INVALID_ARGUMENT. CLOCK_AHEAD: `since` is in the future. TOO_LARGE: too many holds. UNSUPPORTED_VERSION: the

@@ -59,7 +59,7 @@ class LogSpace:
         return min(HELD_BYTES, self._node_log.anchor_bytes_max // HELD_SHARE)
 
     async def collect(self) -> None:
-        """One round.
+        """Do one round: let the log drop segments, and write entries again where they pin too many.
 
         Raises:
             Corrupt: IO_ERROR, the log has failed.

@@ -148,8 +148,8 @@ class MasterLoop:
         self._may_log = False
 
     async def _register(self) -> None:
-        """A node that formatted its volume without any master given is on no record. Heartbeats do not make
-        one."""
+        """Put this node on record. It is on none if it formatted its volume without any master given, and
+        heartbeats do not make one."""
         with contextlib.suppress(SteleError):  # the next heartbeat is answered NOT_FOUND again
             await self._pool.unary(
                 self.address,
@@ -160,7 +160,7 @@ class MasterLoop:
             )
 
     def _bound(self) -> None:
-        """For a master that does not answer, keep no more than a full report contains. It may never answer
+        """Keep no more changes for a master that does not answer than a full report contains. It may never answer
         again."""
         if self._full_due or len(self._dirty) > self._source.replica_count:
             self._begin_anew()

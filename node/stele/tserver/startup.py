@@ -101,8 +101,8 @@ class Startup:
             self._shutdown.fail(exc)
 
     async def _wait_may_open(self) -> None:
-        """A volume that this start has formatted needs no master's answer: there is nothing that it could
-        have forgotten."""
+        """Wait until the replicas may open. A volume that this start has formatted needs no master's answer,
+        because it cannot have forgotten anything."""
         if self._volume.new or not self._admission.has_masters:
             return
         try:
