@@ -346,7 +346,8 @@ def sorted_newest_first(run: Run) -> Run:
 
 
 _KEYS_A_NEEDLE = 512
-"""With fewer needles than one for so many keys, each is searched by itself, as a vectorised search touches all keys."""
+"""With at most one needle for this many keys, each needle is searched by itself. A vectorised search would read all
+keys."""
 
 
 class KeyList:

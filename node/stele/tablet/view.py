@@ -56,7 +56,7 @@ _FEW_ROWS = 3
 """Up to this many rows of a group are copied one by one."""
 
 _COPIED_VALUES = 4_096
-"""The most values of a part, none of which is long."""
+"""The most values of a part of a point read that has several rows. None of them is long."""
 
 
 @dataclass(frozen=True, slots=True)
