@@ -63,8 +63,8 @@ class Outcome:
     """The API server refused it for a lasting reason (no allowVolumeExpansion, a quota, an admission
     rule), or the masters refused an impossible table."""
     held: bool = False
-    """Not tried in this pass. Either it failed a moment ago, and `error` is that failure. Or it depends on
-    an action that failed; then `changed_under` is set too."""
+    """Not tried in this pass. Either it failed a moment ago, and `error` is that failure. Or it depends on an
+    action that failed, or it is a roll that came too late in the pass; then `changed_under` is set too."""
     unanswered: bool = False
     """No master answered."""
 

@@ -40,8 +40,8 @@ class Answers:
         self._found: Json | None = None
 
     def to(self, o: Observation, link: MasterLink | None, there: Json | None, now: str) -> Json | None:
-        """What status.plan should be now; None if nobody asks. `there`: what it is. The work on a new question
-        begins if the masters answer and have heard from all nodes; until it is done, the answer before stays."""
+        """What status.plan should be now; None if nobody asks. `there`: the present one, which stays until a new
+        question is answered. The work on a question begins once the masters answer and have heard from all nodes."""
         question = o.cluster.question
         if not question.strip():
             self._asked = self._found = None

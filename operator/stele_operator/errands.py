@@ -52,9 +52,10 @@ _LOG_LINES = 30
 _LOG_WITHIN_S = 5.0
 """How long the log of one pod may take. Its machine may be off, and others wait for this pass."""
 _HANGS_AFTER_S = 60.0
-"""How long after its grace a pod may take to go."""
+"""How long after its grace period a pod that is deleted may still exist, before it is removed by force."""
 _TRACKED = "batch.kubernetes.io/job-tracking"
-"""The finalizer of a Job's pod. Its controller takes it off once the pod has ended, which a machine that is gone never tells."""
+"""The finalizer of a Job's pod. Kubernetes' Job controller removes it once the pod has ended. If the pod's machine is
+gone, nothing reports that end."""
 _STARTED_AFTER_S = 20.0
 """How long a pod may wait for a machine, a volume or an image before the status says so."""
 
@@ -78,7 +79,7 @@ class Errands:
         self._woken = asyncio.Event()
         self._unserved = False
         self._measured: dict[str, set[str]] = {}
-        """The namespaces with series, by the one that was listed."""
+        """The namespaces that have series of metrics, by the namespace that was listed ("" for all)."""
 
     def wake(self) -> None:
         """Run a pass now, because something changed."""
@@ -161,7 +162,7 @@ class Errands:
                 acted = True
             except KubeError as exc:
                 log.warning("not done; the next pass tries again", name=errand.name, error=str(exc))
-                text = f"the API server refused what is next: {exc}"
+                text = f"the API server refused the next action: {exc}"
                 await self._reporter.event(errand.kind, raw, "Refused", text, world.now_s, True)
                 acted = True
             if acted or decision.busy:
@@ -212,9 +213,11 @@ class Errands:
         return found
 
     async def _free(self, namespace: str, pods: Sequence[Json], now_s: float) -> None:
-        """Remove by force the pods that hang in deletion, as on a machine that died. Otherwise their Jobs try nothing more.
+        """Remove by force the pods that hang in deletion, as on a machine that died. Otherwise their Jobs would never
+        make another pod.
 
-        If such a process lives after all, the claim on the folder keeps two from writing, and a restore writes the same rows.
+        The process of such a pod may still run. Then the claim on a backup's folder keeps two from writing, and two
+        restores write the same rows.
         """
         for pod in pods:
             metadata = pod["metadata"]

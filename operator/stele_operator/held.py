@@ -1,6 +1,7 @@
-"""What the holds of backups cost on the nodes' disks, asked of the leaders. Used by errands.
+"""Asks leaders what the holds of backups cost on the nodes' disks. Used by errands.
 
-Remembers answers for EVERY_S, and loses nothing when it forgets them. Invariant: an answer that lacks a tablet is none.
+Remembers answers for EVERY_S, and loses nothing when it forgets them. Invariant: if one tablet could not be asked, the
+whole answer is discarded.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Held:
         self._known: dict[tuple[str, str], tuple[float, frozenset[str], dict[str, HoldSeen]]] = {}
 
     async def of(self, namespace: str, cluster: str, names: Collection[str]) -> dict[str, HoldSeen | None]:
-        """These holds, by name. None: no tablet has it. Empty: not all tablets could be asked."""
+        """These holds, by name; None for a hold that no tablet has. An empty map if not all tablets could be asked."""
         wanted, key = frozenset(names), (namespace, cluster)
         until_s, asked, found = self._known.get(key, (0.0, frozenset[str](), {}))
         if self._clock() >= until_s or not wanted <= asked:

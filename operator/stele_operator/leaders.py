@@ -2,7 +2,7 @@
 or decisions.
 
 Leaders of a hundred tablets may move after a restart. Invariant: an end is reported once for each begin. A round
-in which every move was refused is no begin.
+in which every move was refused does not count as a begin.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class MasterLink:
         self._keeper = ViewKeeper()
         self._steady = Steady()
         self._tables: dict[bytes, tuple[master_pb2.TableInfoPB, Table]] = {}
-        """Each table as it was told, and as it was converted."""
+        """Each table as the masters sent it, and as converted, by its id."""
         self._compared: list[CopyCheck] = []
         self.driver = Executor(
             self._pool, (), holder=holder, keeper=self._keeper, on_copy=self._compared.append
@@ -73,8 +73,9 @@ class MasterLink:
         await self._pool.close()
 
     async def rest(self, may_drive: bool) -> bool:
-        """Use a time in which nothing is to be healed or moved. Newly copied replicas are then compared with other voters, if
-        the operator may drive. The claim is released unless one is compared. Returns whether one is.
+        """Called when nothing is to be healed or moved. If the operator may drive, newly copied replicas are compared
+        with other voters. Otherwise, or when none is being compared, the claim is released. Returns whether one is
+        being compared.
         """
         if not may_drive:
             await self.driver.close()

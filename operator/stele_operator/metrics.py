@@ -81,7 +81,7 @@ LAST_DRILL = Gauge(
 )
 LAST_PASS = Gauge(
     "stele_operator_last_pass_timestamp_seconds",
-    "When the last pass over any cluster was done, or it was seen that there is none.",
+    "When the last pass over any cluster was done, or when a sweep found that there is no cluster.",
 )
 
 registry = REGISTRY

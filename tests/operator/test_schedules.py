@@ -309,7 +309,7 @@ def test_a_drill_that_failed_or_runs_or_was_never_due_is_not_called_overdue() ->
         job_name("nightly", "drill", "s1"), "j", "1", "running", started_s=at("2026-05-01T12:00:00")
     )
     ran = drill_told(world("2026-05-01T12:01:00", jobs=(job,)), schedule(PASSED, drill=MONTHLY))
-    assert ran[1] == "DrillOverdue" and "runs since 2026-05-01T12:00:00Z: wait for its end" in ran[2]
+    assert ran[1] == "DrillOverdue" and "has run since 2026-05-01T12:00:00Z: wait for its end" in ran[2]
     # Somebody has deleted the Job of the drill that was due.
     lost = PASSED | {"drill": PASSED["drill"] | {"lastScheduleTime": "2026-03-01T04:00:00Z"}}
     ran = drill_told(world("2026-03-05T00:00:00"), schedule(lost, drill=MONTHLY))

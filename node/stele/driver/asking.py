@@ -71,7 +71,7 @@ async def ask(
 def _calls(
     view: ClusterView, wanted: Mapping[str, Sequence[TabletId]]
 ) -> Iterator[tuple[NodeView, Sequence[TabletId]]]:
-    """What to ask for in each call: first one call for each node, then the next."""
+    """The node and the tablets of each call: first one call to each node, then a second to each, and so on."""
     most = max(map(len, wanted.values()), default=0)
     for start in range(0, most, TABLETS_AT_ONCE):
         for node_id, tablet_ids in wanted.items():

@@ -25,7 +25,8 @@ from stele.driver.view import (
 
 class Beginning:
     """Begins the replacements of one plan. Each leaves less room and fewer copies for the tablets that come
-    later. `reserved`: who holds the change budget and has a node away, in words. Then only heals begin."""
+    later. `reserved`: who holds the change budget and has a node away, in words; unless it is empty, only heals
+    begin."""
 
     def __init__(
         self,
@@ -79,15 +80,15 @@ class Beginning:
         )
 
     def begin_by_hand(self, s: Situation) -> Step | None:
-        """All is well: begin the next move that was asked for by hand."""
+        """Begin the next move that was asked for by hand. The last check: the tablet needs nothing else."""
         step = begin_by_hand(s, self._view, self._policy, self._load, self._slots, self._epoch)
         if step is not None and self._reserved:
             return blocked(s, "BudgetHeld", f"placed by hand; waits, as {self._reserved}")
         return step
 
     def _no_target(self, s: Situation, replaced: Member | None) -> Step | None:
-        """No other machine has a target. A bad member's machine can serve, once the configuration no
-        longer names the member."""
+        """The step if no other machine can take the replica. The machine of a bad member can, once the
+        configuration no longer names the member: remove or demote it first. Otherwise the tablet is blocked."""
         for m in s.members:
             if (
                 m.kept

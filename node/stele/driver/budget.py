@@ -1,8 +1,8 @@
-"""The change budget as drivers see it: who holds it, and what may not begin beside that. Used by planner and by masters
-that drive; pure.
+"""The change budget as drivers see it: who holds it, and what may not begin meanwhile. Used by planner and by
+masters that drive; pure.
 
-The operator decides who holds the budget, and writes it to the catalog before it acts. Only this entry shows
-nodes whose pods are made again: to the masters they are in service. Heals, drains and parked nodes show in
+The operator decides who holds the budget, and writes it to the catalog before it acts. Only that entry names
+the nodes whose pods are made again: in the states of nodes they are in service. Heals, drains and parked nodes show in
 the states of nodes as well.
 
 Invariant: heals never wait for the budget.
@@ -23,7 +23,8 @@ _KINDS = ("heal", "drain", "park")
 def reserved_by(view: ClusterView, policy: Policy, named: Mapping[str, int]) -> str:
     """Who has taken a node away that has not come back yet, in words; "": nobody. Then no drain and no move begins.
 
-    `named`: how many tablets name each node. One that no tablet names any more was replaced: nobody waits for it.
+    `named`: how many tablets name each node. A node that no tablet names any more was replaced, so nobody waits for
+    it.
     """
     for holder in view.holding:
         away = [(a, node) for a in holder.away if (node := view.node(a.node_id)) is not None]
@@ -54,8 +55,8 @@ def taken_over(
     """Who holds the budget, and who waits, while the driver that wrote it down is away. `names`: of nodes, by
     id.
 
-    A holder stays while nodes that it has taken away are silent. Otherwise its own driver did not come to take them away,
-    or they are back: it waits for that driver.
+    A holder keeps the budget while nodes that it has taken away are silent. Otherwise they are back, or its driver
+    has not taken them away yet. Then it waits until that driver returns.
     """
     named: dict[str, int] = {n.node_id: n.replicas for n in view.nodes}
     stays, waits = [], []

@@ -1,10 +1,11 @@
-"""Compares replicas that heals and moves made with other voters of their tablets, and has the masters record what was found.
+"""Compares replicas that heals and moves made with other voters of their tablets. Has the masters record the results.
 
-A part of the executor, so of each driver. The catalog says which replicas wait to be compared, so what one driver leaves the next
-one does. Both replicas sum up their rows at one moment, which the leader has prepared. No row leaves a node.
+A part of the executor, so each driver does it. The catalog says which replicas wait to be compared, so the next
+driver continues where one stops. Both replicas sum up their rows at one moment, which the leader has prepared. No row
+leaves a node.
 
-Invariants: One tablet at a time, and a rest as long as it took. A difference counts only if it is found three times. It ends only
-once the replica holds the rows of all other voters.
+Invariants: one tablet is compared at a time, and a rest of the same length follows. A difference counts only if it is
+found three times. It ends only once the replica holds the same rows as all other voters.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _TRIES = 3
 _REST_S = 0.2
 _AGAIN_S = 1.0
 _LATER_S = (10.0, 600.0)
-"""The pauses after a comparison that failed: the first, and the longest. Each is twice the one before."""
+"""The pauses after a comparison without a result: the first, and the longest. Each is twice the one before."""
 _DIFFERED_S = 600.0
 """The pause after a difference was recorded. A change of members ends it."""
 _RECORDED_S = 60.0
@@ -58,7 +59,8 @@ class Voter:
 
 @dataclass(frozen=True, slots=True)
 class CopyMade:
-    """A replica to be compared. `others`: the other voters, the leader first. `differed`: it did, when it was compared last."""
+    """A replica to be compared. `others`: the other voters, the leader first. `differed`: whether
+    its rows differed when it was last compared."""
 
     tablet_id: TabletId
     table_name: str
@@ -84,7 +86,7 @@ class CopyCheck:
         sums: Of the replica, and of `other`.
         by_index: Whether `moment` is a log index.
         further: The sums of further voters that were asked.
-        problem: Why nobody knows; "" if somebody does.
+        problem: Why there is no result; "" if there is one.
     """
 
     made: CopyMade
@@ -97,17 +99,17 @@ class CopyCheck:
 
     @property
     def equal(self) -> bool:
-        """Whether all that were asked answered, and alike."""
+        """Whether the replica and all voters that were asked have the same sums."""
         return not self.problem and self.sums[0] == self.sums[1]
 
     @property
     def differs(self) -> bool:
-        """Whether both answered, and not alike."""
+        """Whether the replica and `other` answered with different sums."""
         return not self.problem and self.sums[0] != self.sums[1]
 
     @property
     def record(self) -> CopyRecord:
-        """What the catalog is to keep of it."""
+        """The result as the catalog keeps it."""
         (rows, total), (other_rows, other_total) = self.sums
         return CopyRecord(
             self.made.new.replica_id,
@@ -201,8 +203,8 @@ class _Trial:
 class CopyChecks:
     """The comparisons of one driver.
 
-    `claim` takes or renews its claim. `record` has the masters record a result. Both raise SteleError. `on_done` is called with
-    each result, and of those in a row that nobody knows with the first.
+    `claim` takes or renews its claim. `record` has the masters record a result. Both raise SteleError. `on_done` is
+    called with each result. Of several attempts in a row without a result it is called with the first only.
     """
 
     def __init__(
@@ -224,11 +226,11 @@ class CopyChecks:
 
     @property
     def busy(self) -> bool:
-        """Whether one is under way."""
+        """Whether comparisons are under way."""
         return self._task is not None and not self._task.done()
 
     def look(self, wanted: list[CopyMade]) -> None:
-        """Compare those of `copies_to_compare` that are due. Does nothing while earlier ones are under way."""
+        """Begin to compare those of `copies_to_compare` that are due. Does nothing while comparisons are under way."""
         if self.busy:
             return
         open_now = {(made.tablet_id, made.new.replica_id) for made in wanted}
@@ -238,12 +240,12 @@ class CopyChecks:
             self._task = asyncio.create_task(self._work())
 
     async def done(self) -> None:
-        """Wait until none waits."""
+        """Wait until no comparison is under way."""
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def close(self) -> None:
-        """Stop. What waits is left to the next driver."""
+        """Stop. Replicas that wait to be compared are left to the next driver."""
         self._waiting.clear()
         if self._task is not None:
             self._task.cancel()

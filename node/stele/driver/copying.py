@@ -17,8 +17,8 @@ from stele.model.ids import NodeId
 class Copying:
     """The decisions of one pass. Each answer is a reason in words for a step; "" means no.
 
-    A tablet with `trials` of its own is looked at in each plan. A question that its situation alone does not
-    answer is noted in `load.asked`."""
+    Tablets in `trials` are planned anew in each pass. For any other tablet, `load.asked` notes when an answer
+    depends on more than its situation (kept_steps.py)."""
 
     def __init__(self, view: ClusterView, policy: Policy, trials: Trials, load: Load) -> None:
         self._view = view
@@ -28,7 +28,7 @@ class Copying:
 
     def source(self, s: Situation, replica_id: int) -> NodeId:
         """The node to copy from: the leader; after every second failure another live data voter that
-        answers the leader. A replica that holds other rows than another voter counts only if all do."""
+        answers the leader. A replica whose rows differ from another voter's is used only if there is no other."""
         first = s.leader() or s.data_voters[0]
         candidates = [first, *(m for m in s.data_voters if m is not first and m.answers)]
         doubted = {c.replica_id for c in s.tablet.copies if c.differs}
@@ -60,7 +60,7 @@ class Copying:
     def pace(self, copy: CopyView | None) -> str:
         """Why to order a running copy again from the same source: its rate is not the policy's rate.
 
-        A policy without a bound leaves the bounds of another driver's copies.
+        A policy without a rate does not change copies that another driver began with one.
         """
         if copy is None or not receives_bytes(copy):
             return ""
@@ -88,7 +88,7 @@ class Copying:
         return why if other is not None and other.node_id not in self._trials.avoid else ""
 
     def _too_full(self, s: Situation, copy: CopyView) -> str:
-        """The target had room when it was chosen, but other copies have used it since."""
+        """Why to give up a target whose copy failed because other copies took the room since it was chosen."""
         if not failed(copy):
             return ""
         self._load.asked.others = True
@@ -100,7 +100,8 @@ class Copying:
         return f"the copy failed ({copy.error}), and node {target.node_id[:8]} has no room for it"
 
     def _never_promoted(self, s: Situation, intent: Intent) -> str:
-        """A witness is never given up here: it votes, and without it the group tolerates no fault."""
+        """Why to give up a target that does not become a voter. A witness is kept: without its vote the group tolerates
+        no fault."""
         late = self._trials.is_late(intent.tablet_id, intent.replica_id)
         if not late or (s.joining is not None and s.joining.peer.votes):
             return ""

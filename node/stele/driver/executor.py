@@ -43,10 +43,11 @@ log = structlog.get_logger("stele.driver")
 
 STEPS_AT_ONCE = 16
 REPORTED_MS = 15_000
-"""The time after which the masters know the effect of an order. Nodes report changes each second. Before, the
+"""The time after which the masters know the effect of an order: nodes report changes each second. Until then, the
 driver asks the nodes themselves, except silent ones."""
 MASTERS_TIMEOUT_S, MASTERS_ROUNDS = 10.0, 2
-"""Short, because a pass should fail rather than wait for masters; the next pass comes soon."""
+"""The timeout and the attempts of a call to the masters. They are short, so that a pass fails rather than waits:
+the next one comes soon."""
 
 
 class StaleEpoch(Rejected):
@@ -68,7 +69,8 @@ class Report:
     """The result of one pass: the view, the outcome of each step, and the same as records for users.
 
     `situations`: those of tablets that are not at rest, on which the steps were planned. `leaders_rest`: no leader may
-    move for a moment, so a pass soon may find more to do. `some_rest`: this is so for leaders that moved lately."""
+    move for a moment, so a pass soon may find more to do. `some_rest`: leaders that moved lately may not move again
+    yet."""
 
     view: ClusterView
     outcomes: tuple[Outcome, ...]
@@ -174,11 +176,11 @@ class Executor:
         await self.release()
 
     async def compare_copies(self, view: ClusterView) -> None:
-        """Have the replicas of this view that wait for it compared with other voters, in the background."""
+        """Begin to compare the replicas of this view that wait for it with other voters, in the background."""
         self.checks.look(await asyncio.to_thread(copies_to_compare, view))
 
     async def _claim_to_record(self) -> None:
-        """As `ensure_claim`. If another driver took over, the next pass is told so, too."""
+        """As `ensure_claim`. If another driver took over, the next pass raises StaleEpoch, too."""
         before = self.claim
         try:
             await self.ensure_claim()
@@ -208,7 +210,7 @@ class Executor:
         return await ask_nodes(self._pool, view, wanted)
 
     def has_work(self, view: ClusterView, policy: Policy) -> bool:
-        """Whether there is a step that can be taken, or waited for. For a thread; it needs no claim.
+        """Whether there is a step that can be taken, or waited for. Runs in a thread; needs no claim.
 
         Blocked steps are no work, and neither are leaders that this driver may move again only in some minutes.
         """
@@ -232,7 +234,8 @@ class Executor:
                 code=Code.NOT_READY,
             )
         if view.claim is None or view.claim.epoch != claim.epoch:
-            raise self._stopped(StaleEpoch(f"driver epoch {claim.epoch} is stale; in force is {view.claim}"))
+            held = f"epoch {view.claim.epoch} ({view.claim.holder})" if view.claim is not None else "no epoch"
+            raise self._stopped(StaleEpoch(f"driver epoch {claim.epoch} is stale; {held} is in force"))
         now = self._now_ms()
         steps, situations = await to_its_end(self._planned, view, policy, now)
         starts = WitnessStarts()
@@ -300,8 +303,8 @@ class Executor:
     def _planned(
         self, view: ClusterView, policy: Policy, now_ms: int
     ) -> tuple[tuple[Step, ...], Mapping[str, Situation]]:
-        """The plan of this pass, and the situations in it. For a thread: with thousands of intents each part takes some
-        ms."""
+        """The plan of this pass, and the situations in it. Runs in a thread: with thousands of intents each part takes
+        some ms."""
         leaders = self._leaders.look(view, policy.leader_moves_per_minute, now_ms)
         trials = replace(self._copies.look(view, now_ms), leaders=leaders)
         with self.known.lock:
@@ -315,8 +318,8 @@ class Executor:
     async def _carry_all_out(
         self, orders: Orders, steps: Sequence[Step], view: ClusterView
     ) -> dict[int, Outcome]:
-        """The outcomes of orders, by their place in the steps. Some orders are under way at once, and each begins in a turn of
-        its own. Tasks for thousands, or some orders in one turn, would hold the event loop."""
+        """Give the orders, and return their outcomes by their place in the steps. At most STEPS_AT_ONCE are under way,
+        and each begins in a turn of the event loop of its own. Otherwise thousands of orders would hold the loop."""
         left = ((at, step) for at, step in enumerate(steps) if not isinstance(step, WAITS))
         done: dict[int, Outcome] = {}
         turns = Turns()

@@ -23,7 +23,7 @@ NAMED_MAX = 3
 
 @dataclass(slots=True)
 class _Kind:
-    """The tablets with one fault: their number, the first few, and the dropped tables among theirs."""
+    """The tablets with one fault: their number, the first few in words, and the ids of their dropped tables."""
 
     count: int = 0
     named: list[str] = field(default_factory=list)
@@ -113,7 +113,8 @@ def _no_room(room: dict[tuple[str, bool], _Kind]) -> tuple[str, ...]:
 
 
 def _give_up(kind: _Kind) -> str:
-    """What can be done with dropped tables only: nobody uses them, and they are kept in case somebody wants them back."""
+    """Advice that is right for dropped tables only: delete them for good. They serve nobody and only wait to be
+    recalled."""
     ids = list(kind.dropped)
     more = f" and {len(ids) - NAMED_MAX} more" if len(ids) > NAMED_MAX else ""
     commands = ", ".join(f"`stele table delete {table_id}`" for table_id in ids[:NAMED_MAX])

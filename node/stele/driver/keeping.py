@@ -22,7 +22,7 @@ from stele.rpc.masters import Masters
 from stele.rpc.proto import master_pb2
 
 PAGES_MAX = 10_000
-"""Pages of one renewal. A cluster of the largest size has some hundred."""
+"""The most pages of one renewal. A cluster of the largest size needs about a hundred."""
 APPENDED_AT_ONCE = 256
 """Messages that are copied in one step of the event loop: some 1 ms."""
 
@@ -115,9 +115,9 @@ class ViewKeeper:
         )
         self._ageing: set[str] = set()
         self._tablets = Tablets(())
-        """As they were given out last, by id."""
+        """The tablets as last given out, in the order of their ids."""
         self._tables: tuple[master_pb2.TableInfoPB, ...] = ()
-        """Likewise."""
+        """The tables as last given out, in the order of their ids."""
         self._renewed: set[str] = set()
         """Tablets that came in pages since `_tablets` was given out."""
         self._members_changed = self._tables_changed = True
@@ -233,7 +233,7 @@ def ageless(tablet: TabletView) -> TabletView:
 
 
 def _copied(info: master_pb2.TableInfoPB) -> master_pb2.TableInfoPB:
-    """A message of its own. Kept as it came, it would keep the memory of its whole page."""
+    """A copy of the message. The original would keep the memory of its whole page."""
     own = master_pb2.TableInfoPB()
     own.CopyFrom(info)
     return own

@@ -1,6 +1,8 @@
-"""What a driver worked out in earlier passes, so that a pass costs only what has changed since. Pure; used by planner.
+"""What a driver worked out in earlier passes, so that a pass costs only what has changed since. Pure; used by
+planner.
 
-One for each driver. All of it can be worked out again from a view: without it the planner gives the same steps. Invariant: what it says is of the view and the policy of the last `renew`.
+One for each driver. All of it can be worked out again from a view: without it the planner gives the same steps.
+Invariant: it holds what follows from the view and the policy of the last `renew`.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from stele.driver.view import ClusterView
 
 
 class Known:
-    """What the planner keeps between passes: judgements, leader groups, places. Hold `lock` from `renew` to the last query, since
-    passes run in threads."""
+    """What the planner keeps between passes: judgements, leader groups, places, steps. Hold `lock` from `renew` to the
+    last query, since passes run in threads."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -28,7 +30,7 @@ class Known:
         self._policy = None
 
     def renew(self, view: ClusterView, policy: Policy) -> None:
-        """Take over what changed; everything, under another policy."""
+        """Work out what changed with this view. Under another policy, work out everything."""
         if policy != self._policy:
             self.judged, self.groups, self.places = Judgements(policy), Groups(policy), Places()
             self.steps = KeptSteps()

@@ -17,8 +17,8 @@ The measure of an assignment is compared in this order:
 
 Where nothing is left to move by this measure, `leader_loads.py` exchanges leaders of different loads.
 
-The last two decide only between nodes of which one leads one more. Nodes go before zones and machines, since
-these may have different numbers of nodes.
+Part 4 decides only between two nodes of which one leads one more than the other. Nodes go before zones and machines,
+since zones and machines may have different numbers of nodes.
 
 Invariants: each path lowers the measure, so moves end and none is undone. While a node leads more than one
 above its share, there is a move.
@@ -66,9 +66,9 @@ class Move:
     loads: tuple[int, int] | None = None
     """Set if it moves for its load (`leader_loads.py`): that of source and target, or of their zones or machines."""
     evens: str = "node"
-    """What those are the loads of: node, zone or machine."""
+    """Whose loads `loads` has: of node, zone or machine."""
     returns: bool = False
-    """Whether it goes in exchange for a busier one."""
+    """Whether this leader moves back in exchange for a busier one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +269,7 @@ class _Spread:
         return sorted(place for place, tables in self._led.get(node, {}).items() if tables)
 
     def betters_sites(self, source: str, target: str) -> bool:
-        """Whether a leader less at one node and more at the other spreads zones better; or machines, and zones as well."""
+        """Whether moving one leader spreads zones better, or spreads machines better and zones as well as before."""
         sites = self._sites
         zones = self.by_zone[sites.zone(source)] - self.by_zone[sites.zone(target)]
         machines = self.by_machine[sites.machine(source)] - self.by_machine[sites.machine(target)]

@@ -23,7 +23,7 @@ from stele.model.config import MemberType
 HEARD_MS = 3_000
 """A node whose last heartbeat is older than this gets no leaders. Nodes send one each second."""
 _LATER_US = 1 << 62
-"""Later than any time until which a leader is kept."""
+"""The end of time: no leader is kept where it is for longer."""
 
 
 class Groups:
@@ -43,7 +43,7 @@ class Groups:
         """The last input for which nothing was left to move: the groups that differed from `_groups`, and the sites of
         nodes. None: a move may be found."""
         self._even: tuple[object, ...] | None = None
-        """The same for moves for load, with everything else that they depend on."""
+        """As `_spread`, for moves for load: the last input for which none was left, with all that they depend on."""
 
     def take(self, tablet_id: str, s: Situation | None) -> None:
         """A tablet was judged again; None: it is gone."""

@@ -35,7 +35,7 @@ _BUSIEST_MAX = 32
 _PAIRS_MAX = 64
 """The most pairs of nodes that are examined for one exchange, those that differ most first."""
 _WAYS_PAIRS_MAX, _WAYS_MAX = 8, 4
-"""For this many of these pairs, and this many busiest leaders of each, ways over other nodes are sought."""
+"""Exchanges over other nodes are sought for this many of these pairs, and for this many busiest leaders of each."""
 _WAY_MAX = 3
 """The most leaders that are moved in exchange for one busy leader."""
 
@@ -146,7 +146,7 @@ class _Loads:
         return None
 
     def _differs(self, kind: int, source: str, target: str) -> int:
-        """By how much the place of the one node has more load; 0 if both are in one place."""
+        """How much more load the place of `source` has than that of `target`; 0 if both are in one place."""
         _, place, loads = self.kinds[kind]
         return loads[place(source)] - loads[place(target)]
 
@@ -213,8 +213,8 @@ class _Loads:
                     yield (group, source, target), *way
 
     def _way(self, source: str, target: str, table: str) -> tuple[_Step, ...]:
-        """A shortest way from one node to another, on each part of it the quietest leader. `table`: of these; "": of any table
-        whose counts allow it."""
+        """A shortest way from one node to another, with the quietest leader that can move along each part of it.
+        `table`: only its leaders; "": those of any table whose counts allow it."""
         before: dict[str, _Step] = {}
         rim = [source]
         for _ in range(_WAY_MAX):
@@ -247,7 +247,7 @@ class _Loads:
     # --- what an exchange is worth
 
     def _best(self, kind: int, candidates: Iterable[tuple[_Step, ...]]) -> _Swap | None:
-        """The one that lowers the measure most, if one does so by enough."""
+        """The exchange that lowers the measure most; None if none lowers it by enough."""
         found: tuple[float, tuple[_Step, ...]] | None = None
         for steps in candidates:
             gain = self._gain(kind, steps)

@@ -21,12 +21,13 @@ GONE_MS = 5_000
 """How long no leader moves after a leader reported that a node does not answer. Nodes stop before masters
 know it; after this time they do."""
 LATE_MS = 60_000
-"""The same after a node that did not take over in time, or did not answer: writes may have waited for it."""
+"""How long a tablet's leader is not moved again to a node that did not take over in time, or did not answer. Writes
+may have waited for it."""
 STALE_MS = 2_000
-"""The same after an order that failed only because the view was outdated."""
+"""How long a tablet's leader is not moved again to a node after an order that failed because the view was outdated."""
 BEGINS_MS = 2_000
-"""How long a driver that begins moves no leaders. Another one may have moved some just now, and nodes report that within
-a second."""
+"""How long a new driver moves no leaders. Another driver may have moved some just now, and nodes report that within a
+second."""
 RESTS_MS = 15_000
 """How long a leader that moved is not moved again to spread leaders, wherever it is."""
 FELL_BACK_MS, FELL_BACK_MAX_MS = 30_000, 600_000
@@ -70,8 +71,8 @@ NO_LEADER_TRIALS = LeaderTrials()
 
 @dataclass
 class _Moved:
-    """A move that was carried out. `term`: in which a view showed the leader at its target; -1: none has. `fell`: it has
-    left that since."""
+    """A move that was carried out. `term`: the last one in which a view showed the leader at the target; -1: no view
+    has shown it there. `fell`: the leader has left the target since."""
 
     target: str
     done_ms: int
@@ -80,11 +81,12 @@ class _Moved:
 
     @property
     def under_way(self) -> bool:
-        """Whether views may still show the leader before."""
+        """Whether views may still show the previous leader."""
         return self.term < 0 and not self.fell
 
     def left(self, tablet: TabletView, now_ms: int) -> bool:
-        """Whether another one leads after the target. A view that is older than one before says nothing."""
+        """Whether the leader has left the target: another replica leads in a newer term. Older views do not count.
+        If no view has shown the leader at the target, it counts as left after SEEN_MS."""
         if tablet.leader_node in ("", self.target):
             return False
         return tablet.term > self.term if self.term >= 0 else now_ms >= self.done_ms + SEEN_MS
@@ -102,10 +104,10 @@ class LeaderMemory:
         self._rests_until_ms: int | None = None
         self._loads_from_ms: int | None = None
         self._calm: dict[str, tuple[int, int]] = {}
-        """How long a leader is calm after its last move, and until when, by tablet. Forgotten after that time."""
+        """How long a leader is calm after its last move, and until when, by tablet. Forgotten CALM_COUNTS_MS later."""
 
     def begins(self, now_ms: int) -> None:
-        """The driver has taken the claim."""
+        """Record that the driver has just taken the claim: for a moment it moves no leaders."""
         self._rest(now_ms + BEGINS_MS)
         self._loads_from_ms = now_ms + LOADS_REST_MS
 
@@ -115,7 +117,7 @@ class LeaderMemory:
 
     @property
     def some_rest(self) -> bool:
-        """Whether leaders that moved are not to move again yet."""
+        """Whether there are leaders that moved lately and may not move again yet."""
         return bool(self._moved)
 
     def _rest(self, until_ms: int) -> None:
@@ -159,7 +161,7 @@ class LeaderMemory:
         )
 
     def _fell(self, tablet_id: str, target: str, now_ms: int) -> None:
-        """A leader has left the node to which it was moved."""
+        """Record that a leader has left the node to which it was moved."""
         key = tablet_id, target
         times, _ = self._fell_back.get(key, (0, 0))
         wait_ms = min(FELL_BACK_MS << min(times, 10), FELL_BACK_MAX_MS)
@@ -167,14 +169,14 @@ class LeaderMemory:
         self._fell_back[key] = times + 1, now_ms + 2 * wait_ms + _MINUTE_MS
 
     def _calms(self, tablet_id: str, now_ms: int) -> None:
-        """A leader was moved. It stays for longer than after its move before, if that was not long ago."""
+        """Record that a leader was moved. If its last move was lately, it is calm for twice as long as then."""
         calm_ms, until_ms = self._calm.get(tablet_id, (0, 0))
         again = calm_ms and now_ms < until_ms + CALM_COUNTS_MS
         calm_ms = min(2 * calm_ms, CALM_MAX_MS) if again else CALM_MS
         self._calm[tablet_id] = calm_ms, now_ms + calm_ms
 
     def note(self, step: Step, error: SteleError | None, now_ms: int) -> None:
-        """Record how a step ended. Moves that failed count for the minute too, as writes may have waited."""
+        """Record how a step ended. Failed moves count as moves of this minute too, since writes may have waited."""
         if not isinstance(step, MoveLeader) or step.removes:
             return
         self._ordered_ms.append(now_ms)

@@ -39,11 +39,12 @@ async def run(
     on_progress: Callable[[Progress], None] | None = None,
     on_copy: Callable[[CopyCheck], None] = lambda check: None,
 ) -> None:
-    """Drive the cluster until cancelled. With `until_healthy`, return when there is nothing to do, and all copies are compared.
-    `on_copy`: called with the comparison of each replica that it made.
+    """Drive the cluster until cancelled. With `until_healthy`, return once nothing is left to do and all copies are
+    compared. It does not return while a node is silent or a leader does not reach a replica, since that may soon
+    cause work.
 
-    A node that is silent already, or a replica that its leader does not reach already, may still cause work,
-    so it waits. `override_held`: drive although the policy in the catalog holds drivers back.
+    `on_copy`: called with the comparison of each replica that it made. `override_held`: drive although the policy in
+    the catalog holds drivers back.
 
     Raises:
         StaleEpoch: another driver has taken the claim.

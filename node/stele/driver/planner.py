@@ -204,7 +204,8 @@ class _Planner:
         )
 
     def finish(self, s: Situation) -> Step | None:
-        """The joining replica is a voter, and the replica it replaces is gone or healthy again."""
+        """End the intent once the joining replica is a voter. The replica that it replaces is gone or healthy again, or
+        cannot be removed yet."""
         joining = s.joining
         if s.intent is None or joining is None or joining.peer.member_type is not MemberType.VOTER:
             return None
@@ -280,9 +281,9 @@ class _Planner:
         return _cancel(s, s.intent, why)
 
     def drop_unneeded(self, s: Situation) -> Step | None:
-        """There are enough good voters without the joining replica: the dead one returned, or fewer are
-        wanted. Without a witness's vote there may be no majority. Then a dead voter loses its vote first, or the
-        witness gets its rows after all."""
+        """Give up the joining replica if there are enough good voters without it: the dead one returned, or fewer
+        are wanted. If a witness's vote is needed for a majority, a dead voter is demoted first. If that is not
+        possible, the witness gets its rows after all."""
         intent = s.intent
         if intent is None or s.needed > 0 or _is_voter(s.joining):
             return None
@@ -294,7 +295,7 @@ class _Planner:
         return _cancel(s, intent, reason)
 
     def make_room(self, s: Situation) -> Step | None:
-        """A PRE_FOLLOWER waits, but no majority could accept it as voter: demote a dead voter first."""
+        """Demote a dead voter if a PRE_FOLLOWER waits and no majority could accept it as voter."""
         waits = any(m.peer.promote and not m.peer.votes and m.live for m in s.members)
         if not waits or s.can_grow():
             return None
@@ -329,15 +330,15 @@ class _Planner:
         return AddPreFollower(*at(s, reason), intent.replica_id, intent.target_node)
 
     def wait_for_target(self, s: Situation) -> Step | None:
-        """The joining replica is a member, but not yet a voter with its rows."""
+        """Wait for a joining replica that is a member but not yet a voter with its rows, or help it along."""
         joining = s.joining
         if s.intent is None or joining is None or _is_voter(joining):
             return None
         return self.joining.help_along(s, joining)
 
     def remove_leftover(self, s: Situation) -> Step | None:
-        """Members without rows or without a vote, and without an intent. A witness whose driver is gone
-        continues, also if it was demoted before its rows came."""
+        """Remove members without rows or without a vote, for which there is no intent. A live witness is not removed
+        but gets its rows, also if it was demoted before they came."""
         for m in s.members:
             if m.peer.member_type is MemberType.WITNESS:
                 if m.live:

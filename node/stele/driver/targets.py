@@ -39,8 +39,8 @@ class Load:
 
     `avoid`: nodes to use only if there is no other. `out_of_reach`: nodes with a replica that some leader
     does not reach; never used. `bytes_due`: bytes that copies, running or planned, are still to bring to a
-    node. `coming`: the replicas and bytes of intents, if the caller knows them. `replicas`: what `replicas_of` gives,
-    likewise. `asked`: notes that a check asked for any of this.
+    node. `coming`: the replicas and bytes of intents; None: to be counted from the view. `replicas`: what `replicas_of`
+    gives; None: likewise. `asked`: notes that a check asked for any of this.
     """
 
     def __init__(

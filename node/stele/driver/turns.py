@@ -1,7 +1,7 @@
 """Lets tasks go on one after another, each in a turn of the event loop of its own. Used by executor and asking.
 
-To begin a call takes half a ms. Many tasks that begin theirs in one turn hold up everything else in the loop: the Lease,
-probes, watches.
+Beginning a call takes half a ms. If many tasks began calls in one turn, everything else in the loop would wait: the
+Lease, probes, watches.
 """
 
 from __future__ import annotations

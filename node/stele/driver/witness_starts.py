@@ -54,7 +54,7 @@ class WitnessStarts:
         """The start for a tablet.
 
         Raises:
-            SteleError: what a voter answered in its place.
+            SteleError: the error that a voter gave instead of an answer.
             Retryable: a voter knows no committed entry yet.
         """
         if error := self._errors.get(tablet_id):

@@ -40,7 +40,7 @@ log = structlog.get_logger("stele.master")
 _QUARTERS = 3
 """Quarters of the catalog that altered tables may fill, as replacement tablets may (background.py)."""
 _REMEMBERED_MAX = 4
-"""Requests that a table's row remembers. A client repeats its own until it is answered."""
+"""How many alter requests a table's row remembers. A client repeats its request until it is answered."""
 _AT_ONCE = 64
 """Tablets that one turn of the event loop examines."""
 
@@ -187,7 +187,8 @@ def leader_to_alter(lead: Leadership, row: TabletRecord) -> Report | None:
     """The report of a tablet's leader that lacks its table's newest schema. None if the leader has it, or is
     not known.
 
-    While no change is under way, only a survivor of a lost majority may lack it: it may have been away meanwhile.
+    While no change is under way, only the survivor of a lost majority may lack it. It may have been away when the
+    table was altered.
     """
     version = lead.catalog.altering.get(row.table_id)
     if row.state != "RUNNING" or (version is None and not row.incarnation):

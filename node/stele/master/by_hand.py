@@ -28,7 +28,8 @@ REPLICAS_MAX = 7
 
 
 async def place_tablet(lead: Leadership, request: pb.PlaceTabletRequest) -> ByHand:
-    """Record what an administrator asks for a tablet's replicas. Returns all that is then asked for.
+    """Record what an administrator asks for a tablet's replicas. Returns everything that is then
+    asked for the tablet.
 
     Raises:
         Rejected: NOT_FOUND; INVALID_ARGUMENT or UNSAFE_CHANGE, with the reason and what would help.
@@ -133,8 +134,8 @@ class _Asked:
             return hand  # asked for already
         if hand.extra == 0:
             raise Rejected(
-                f"{self._what} has no replica beyond its table's replication factor {self._factor}, and a "
-                "missing one would be replaced; move it to another node, or lower the factor of the table"
+                f"{self._what} has no more replicas than its table's replication factor {self._factor}, so a driver "
+                "would replace the removed one; move the replica to another node, or lower the factor of the table"
             )
         if extra != hand.extra - 1:
             raise self._changed(replicas)
@@ -148,7 +149,7 @@ class _Asked:
         )
 
     def _has_other_place(self) -> bool:
-        """Whether one more replica finds a machine without using a node that must not have one."""
+        """Whether a machine is free for one more replica, apart from nodes that must not have one."""
         nodes = self._lead.catalog.nodes
         taken = {_machine(n) for m in self._members if (n := nodes.get(m)) is not None}
         avoided = self._row.by_hand.avoided
@@ -173,7 +174,7 @@ class _Asked:
             )
 
     def _check_target(self, node_id: str) -> None:
-        """Whether the node can hold a new replica of the tablet now."""
+        """Raise unless the node can hold a new replica of the tablet now."""
         lead, name = self._lead, self._name(node_id)
         node = lead.catalog.nodes.get(NodeId(node_id))
         if node is None or node.role != "node":
@@ -220,7 +221,7 @@ class _Asked:
         )
 
     def _check_majority(self, source: str) -> None:
-        """Whether the voters without the one on `source` are a majority that is heard now."""
+        """Raise UNSAFE_CHANGE unless most voters other than the one on `source` are heard now."""
         left = [
             p
             for p in self._members.values()

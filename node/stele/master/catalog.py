@@ -46,7 +46,7 @@ GONE_TABLES = ("DROPPED", "REMOVED")
 
 
 def _digest_of(drops: Mapping[str, str]) -> int:
-    """64 bits of these tables and of the requests that dropped them, in any order; 0 of none."""
+    """A 64-bit digest of these tables and the requests that dropped them, in any order; 0 if there are none."""
     if not drops:
         return 0
     said = "".join(f"{table_id} {by}\n" for table_id, by in sorted(drops.items()))

@@ -1,10 +1,10 @@
-"""How many tablets a table gets whose maker names no partitions. Pure; used by tables.py.
+"""Chooses the number of tablets of a table that is created without partitions. Pure; used by tables.py.
 
-Nobody knows how large such a table becomes, and a tablet that nobody needs costs in each round. So the number is small, and grows
-with the cluster: with three replicas each node then has about one. Cores do not count, since a node serves all its tablets on one
-event loop.
+Nobody knows how large such a table becomes, and an unneeded tablet adds work to every round of the driver. So the
+number is small and grows with the cluster: with three replicas per tablet, each node has about one of them. The
+number of cores does not matter, since a node serves all its tablets on one event loop.
 
-Invariant: a cluster of up to five nodes gives one tablet, in the order of its key.
+Invariant: on a cluster of up to five nodes the table gets one tablet, which holds all rows in key order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stele.model.schema import Schema
 
 NODES_PER_TABLET = 3
 TABLETS_MAX = 16
-"""More are for tables of which somebody knows that they are large."""
+"""The most tablets that are chosen. Whoever expects a larger table names its partitions."""
 
 
 def chosen_tablets(nodes: int) -> int:

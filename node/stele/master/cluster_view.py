@@ -48,12 +48,12 @@ from stele.rpc.proto import common_pb2, master_pb2
 
 CATALOG_NAME = "(catalog)"
 TEXT_OF_HAND_CHARS_MAX = 200
-"""Characters of the reason of a placement by hand. Views repeat it as long as it stands."""
+"""The most characters of the reason for a placement by hand. Each view has the reason until its release."""
 T = TypeVar("T")
 
 
 def written_left(row: NodeRecord) -> int:
-    """The time left as the row has it, for a master that does not lead."""
+    """The time (ms) that a node's wanted state still lasts, by its row: masters that do not lead count no time."""
     return row.left_ms
 
 
@@ -132,7 +132,7 @@ def cluster_view(scene: Scene, cluster_id: str) -> master_pb2.GetClusterViewResp
 
 
 def view_head(found: master_pb2.GetClusterViewResponse, scene: Scene, cluster_id: str) -> None:
-    """Fill in all of a view but nodes, tablets, intents and tables."""
+    """Fill in everything of a view except nodes, tablets, intents and tables."""
     found.cluster_id, found.leader, found.term = id_to_pb(cluster_id), id_to_pb(scene.leader), scene.term
     if scene.catalog.claim.epoch:
         found.claim.CopyFrom(claim_to_pb(scene.catalog.claim))

@@ -1,8 +1,8 @@
-"""What the catalog keeps of replicas that heals and moves made: do they hold the rows of another voter? Called by service.py
-on the leader.
+"""Records whether replicas that heals and moves made hold the same rows as another voter. Called by service.py on
+the leader.
 
-A replica waits to be compared from the batch that ends its intent (driving.py). Invariant: a record names members alone, and
-it is written only under the driver's epoch in force.
+The batch that ends a replica's intent (driving.py) also records that the replica waits to be compared. Invariants:
+a record names only members of the configuration. It is written only under the driver's epoch in force.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stele.rpc.proto import master_pb2
 
 
 async def record_check(lead: Leadership, request: master_pb2.RecordCheckRequest) -> CopyRecord:
-    """Record how a replica compared with another voter. Returns what stands on record.
+    """Record how a replica compared with another voter. Returns the record.
 
     Raises:
         Rejected: STALE_EPOCH; NOT_FOUND, there is no such tablet; INVALID_ARGUMENT, the request does not name two replicas;

@@ -37,8 +37,8 @@ from stele.rpc.proto import master_pb2
 
 CLAIM_LOCK = "driver claim"
 UNFORMED_LOCK = "nodes that never started"
-"""The name of a lock. It is held while such nodes are counted and one is added, so that a burst keeps to the
-bound."""
+"""The lock for registering nodes. It is held while nodes that never started are counted and one is added, so
+that a burst of requests keeps to NODES_UNFORMED_MAX."""
 
 
 async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest) -> ClaimRecord:
@@ -50,8 +50,8 @@ async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest)
     earlier leader's may have been hours ahead.
 
     Raises:
-        Retryable: NOT_READY while another holder's claim runs, or while the policy holds drivers back. A master gets it,
-            too, where the policy forbids masters to drive. It may have read an older policy.
+        Retryable: NOT_READY while another holder's claim runs, or while the policy holds drivers back. Also
+            NOT_READY for a master where the policy forbids masters to drive: it may have read an older policy.
         Rejected: STALE_EPOCH if the epoch to renew is not the one in force.
     """
     if not request.holder:
@@ -101,8 +101,8 @@ def check_epoch(lead: Leadership, epoch: int) -> None:
 
 
 async def commit_order(lead: Leadership, epoch: int, batch: Sequence[KeyOperation]) -> None:
-    """Commit an order about a node under its locks: a driver's as `_commit`, an administrator's (epoch 0)
-    as it is."""
+    """Commit an order about a node under its locks. A driver's needs its epoch in force (`_commit`); an
+    administrator's (epoch 0) needs none."""
     if epoch:
         await _commit(lead, epoch, batch)
     else:
@@ -309,9 +309,8 @@ _MOVES = {
 
 
 async def set_node_state(lead: Leadership, request: master_pb2.SetNodeStateRequest) -> None:
-    """Move a node between ACTIVE, DRAINING and RETIRED. To order the state that it has changes nothing, with one exception.
-
-    A driver made a silent node DRAINING, and now an administrator orders DRAINING: then it stays so after it returns.
+    """Move a node between ACTIVE, DRAINING and RETIRED. Ordering the state that it has changes nothing, with one
+    exception. If it is DRAINING because it was silent, an order to drain it makes it stay DRAINING after it returns.
 
     This call records what a driver sees; `wanted.want_node` records what somebody wants.
 

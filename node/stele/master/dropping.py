@@ -33,7 +33,7 @@ from stele.rpc.proto import master_pb2
 log = structlog.get_logger("stele.master")
 
 WAIT_MS_MAX = 2_000
-"""Shorter than a caller's timeout of one attempt."""
+"""The longest wait for nodes. It is shorter than the timeout of one attempt of a caller."""
 _ASK_S = 0.02
 DELETED_AT_ONCE = 8
 """The most tables that one sweep deletes, a batch each."""
@@ -158,8 +158,8 @@ def _check_time(where: str, keep_ms: int) -> None:
 
 
 async def wait_for_nodes(lead: Leadership, table_id: str, wait_ms: int, *, silent: bool = True) -> list[str]:
-    """Wait until the nodes know which tables are dropped, at most WAIT_MS_MAX. Returns the names of those that do not,
-    as far as they may serve this table: see `_serving`. `silent`: also those that do not answer.
+    """Wait until the nodes know which tables are dropped, at most WAIT_MS_MAX. Returns the names of nodes that do not
+    know it yet and may still serve this table (`_serving`). `silent`: silent nodes count, too.
 
     Raises:
         NotLeader: this master no longer leads.
@@ -179,7 +179,7 @@ async def wait_for_nodes(lead: Leadership, table_id: str, wait_ms: int, *, silen
 
 
 def _behind(lead: Leadership) -> list[NodeRecord]:
-    """Nodes that have not said that they keep to the present list of dropped tables."""
+    """Nodes that have not reported the digest of the present list of dropped tables."""
     digest, lives = lead.catalog.withdrawn_digest, lead.liveness.nodes
     return [
         n
@@ -214,7 +214,7 @@ async def _serving(lead: Leadership, table_id: str, among: set[str]) -> set[str]
 
 
 def _majority(row: TabletRecord, among: set[str]) -> set[str]:
-    """The nodes of these voters, if they are a majority."""
+    """The tablet's voters among these nodes if they are a majority of its voters; otherwise none."""
     voters: set[str] = {p.node_id for p in row.config.peers if p.member_type is not MemberType.NON_VOTER}
     chosen = voters & among
     return chosen if len(chosen) > len(voters) // 2 else set()
@@ -251,8 +251,8 @@ def _is_over(lead: Leadership, table: TableRecord) -> bool:
 
 
 def _step_ms(keep_ms: int) -> int:
-    """How much of the time may pass before it is written down: a new leader lengthens it by so much at most. Each
-    writing costs the whole row, with its schema."""
+    """How much time may pass before the time left is written down again. A new leader lengthens it by at most this
+    much. Each write costs the whole row, with its schema."""
     return max(60_000, min(keep_ms // 10, 600_000))
 
 

@@ -7,13 +7,14 @@ healthy. So a row must stay as long as a replica may appear. It is dropped when 
 1. The tablet has been gone for `forget_after_ms`. By then orders to create replicas have ended, and no client repeats
    its create request.
 2. Every formed node that is not RETIRED is alive and has sent this leader a full report. No report names a
-replica of the tablet. A silent node thus blocks all rows until it returns or is RETIRED.
+   replica of the tablet. A silent node thus blocks all rows until it returns or is RETIRED.
 3. No intent and no order about the tablet is under way.
 
 A RETIRED node that returns with such a replica keeps it. A table's row is dropped with that of its last
-tablet; its name was free before. A table that had no tablets when it was removed (all its ranges were dropped long before)
-has no row with a time. Its row is dropped once one leader has seen it so for `forget_after_ms`. Rows of nodes stay: ids are never used again, and a RETIRED node that
-returns must not look new.
+tablet; its name was free before. A table may have had no tablets when it was removed, as all its ranges were
+dropped long before. Then no tablet's row says since when the table is gone. Its row is dropped once one leader
+has known it without tablets for `forget_after_ms`. Rows of nodes stay: ids are never used again, and a RETIRED
+node that returns must not look new.
 
 Invariant: a row is dropped only under its lock, and only while all nodes that may hold a replica of its
 tablet report.

@@ -30,7 +30,7 @@ from stele.model.kvop import KeyOperation
 log = structlog.get_logger("stele.master")
 
 MASTER_HOLDER = "master/"
-"""How the names of masters that drive begin."""
+"""The prefix of a claim's holder when a master drives."""
 
 T = TypeVar("T")
 

@@ -65,12 +65,16 @@ class LastStart(NamedTuple):
 
 @dataclass(slots=True)
 class NodeLife:
-    """One node as this master hears it. `heard`: it was heard since this master took its present role.
-    `full`: it has reported all its replicas since it started. `tablets`: those with a report of it.
+    """One node as this master hears it.
 
-    `load`: requests of clients per second at its leaders; None: it does not count them. `dropped_digest`: names the dropped tables that it serves to nobody. `wall_base_us`: its wall clock minus this
-    master's monotonic clock. `wall_ahead_us`: how far it says that it is ahead of most clocks. `last_start`: its newest vetted start. `registered`: the same for the catalog,
-    from registration and each RECORD_MS. `proven`: a process at the start's address has confirmed it
+    `heard`: it was heard since this master took its present role. `full`: it has reported all its replicas since
+    it started. `tablets`: those of which this master has its reports. `load`: requests of clients per second at
+    its leaders; None: it does not count them. `dropped_digest`: names the dropped tables that it serves to nobody.
+    `wall_base_us`: its wall clock minus this master's monotonic clock. `wall_ahead_us`: how far its clock is ahead
+    of most clocks, by its own report.
+
+    `last_start`: its newest vetted start. `registered`: the value of `last_start` to write into the catalog, taken
+    at each registration and every RECORD_MS. `proven`: a process at the start's address has confirmed it
     (starts.py). Claims of an unproven start are not used to judge other starts.
     """
 
@@ -143,7 +147,7 @@ def _refuse_earlier(request: master_pb2.TSHeartbeatRequest, incarnation: int) ->
 
 
 def _note(life: NodeLife, request: master_pb2.TSHeartbeatRequest, now_ms: int) -> None:
-    """Record a vetted and proven start. Others must not judge later starts: they may be an older copy, or
+    """Record a vetted and proven start, by which later ones are judged. Unproven ones may be older copies or
     forged."""
     synced = request.log_synced
     if life.last_start is not None and life.last_start.start == request.start:
@@ -164,7 +168,7 @@ def _place(place: int) -> str:
 
 
 def is_given_up(status: common_pb2.ReplicaStatusPB, incarnation: int) -> bool:
-    """Whether a recovery gave this replica up. A copy that is not here yet does not know its incarnation."""
+    """Whether a recovery gave this replica up. False while it is being copied: it does not know its incarnation yet."""
     given_up = is_other_history(status.tablet_incarnation, incarnation)
     return given_up and status.data_state != common_pb2.COPYING
 

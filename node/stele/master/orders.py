@@ -60,7 +60,7 @@ class Order(NamedTuple):
 
 
 def fate_of(lead: Leadership, row: TabletRecord | None, report: Report) -> Fate:
-    """What to do with a reported replica; this is the module's invariant."""
+    """What to do with a reported replica. It decides when a replica is removed, by the module's invariant."""
     status = report.status
     if row is None:
         return "keep"

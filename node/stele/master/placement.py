@@ -91,8 +91,8 @@ def check_replication_factor(replication_factor: int, live: int, active: int) ->
 
 
 def check_machines(what: str, replicas: int, live: int, active: int) -> None:
-    """Refuse more replicas than machines. The rest as `check_replication_factor`; `what` begins the
-    message."""
+    """Refuse more replicas than machines. `what`: the beginning of the message. `live`, `active` and what it raises:
+    as `check_replication_factor`."""
     if replicas > active:
         raise Rejected(
             f"{what}: only {active} machines have ACTIVE nodes, and each replica needs its own; add nodes or choose a "

@@ -57,7 +57,7 @@ async def recover_tablet(lead: Leadership, request: pb.RecoverTabletRequest) -> 
         if row.incarnation != request.tablet_incarnation:
             raise Rejected(
                 f"tablet {tablet_id[:8]} is of incarnation {shown(row.incarnation)} already, not "
-                f"{shown(request.tablet_incarnation)}: it was recovered meanwhile; look again",
+                f"{shown(request.tablet_incarnation)}: it was recovered meanwhile; `stele tablet recover` shows its present state",
                 code=Code.CAS_FAILED,
             )
         require_readers(lead, 2, f"recover tablet {tablet_id[:8]}")
@@ -166,11 +166,20 @@ def _survivor(lead: Leadership, row: TabletRecord, node_id: NodeId, replica_id: 
     report: Report | None = lead.liveness.report(row.tablet_id, node_id, replica_id)
     node = lead.catalog.nodes.get(node_id)
     if node is None or not lead.is_alive(node):
-        raise Retryable(f"{what}: its node sends no heartbeats now", code=Code.NOT_READY)
+        raise Retryable(
+            f"{what}: its node sends no heartbeats now; start it, or let `stele tablet recover` find another survivor",
+            code=Code.NOT_READY,
+        )
     if report is None or report.status.data_state in _GONE or not report.status.has_data:
-        raise Rejected(f"{what}: its node reports no such replica with rows", code=Code.NOT_FOUND)
+        raise Rejected(
+            f"{what}: its node reports no such replica with rows; let `stele tablet recover` find another survivor",
+            code=Code.NOT_FOUND,
+        )
     if report.status.state == common_pb2.FAILED:
-        raise Rejected(f"{what} has FAILED ({report.status.error}): its rows cannot be trusted")
+        raise Rejected(
+            f"{what} has FAILED ({report.status.error}): its rows cannot be trusted; "
+            "let `stele tablet recover` find another survivor"
+        )
     known = row.config.peer(replica_id) or Peer(node_id, replica_id, "")
     if known.node_id != node_id or replica_id >= row.next_replica_id:
         raise Rejected(f"{what}: the catalog never gave the tablet such a replica")

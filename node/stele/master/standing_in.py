@@ -67,8 +67,8 @@ async def set_policy(lead: Leadership, asked: master_pb2.DriverPolicyPB, epoch: 
 async def keep_budget(
     lead: Leadership, holding: Sequence[Holder], waiting: Sequence[str], may: Callable[[], bool]
 ) -> None:
-    """Write down who holds the budget and who waits, where that changed. Nothing without a policy in the catalog.
-    `may` is called under the lock. It returns false if a driver is back, which then writes this itself."""
+    """Write down who holds the budget and who waits, if that changed. Does nothing without a policy in the catalog.
+    `may` is called under the lock; if it returns false, nothing is written, since a driver is back and writes it."""
     async with lead.locks.hold(tables=(_POLICY_LOCK,)):
         present = lead.catalog.policy
         if present is not None and may():

@@ -114,14 +114,14 @@ def check_there(table: TableRecord) -> None:
 
 
 def is_name(text: str) -> bool:
-    """Whether a line of a list can show it as a name."""
+    """Whether the text can be a name: not blank, not too long, and without control characters."""
     controls = any(unicodedata.category(character) == "Cc" for character in text)
     return bool(text.strip()) and len(text) <= NAME_CHARS_MAX and not controls
 
 
 ROOM_LOCK = "room for tablets"
-"""Held from the check of the room for tablets until the checked change is on record. So requests that come at
-once keep to the bounds together."""
+"""The lock that is held from the check of the room for tablets until the checked change is on record. So
+requests that come at the same time cannot pass the bounds together."""
 
 
 async def create_table(

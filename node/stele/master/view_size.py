@@ -18,9 +18,10 @@ Views are sent in pages, so the size of a message does not bound them. Masters a
 Measured with 10,000 tablets: docs/performance.md.
 """
 ONE_MESSAGE_BYTES_MAX = 12 << 20
-"""As much fits into one message of 16 MiB, beside nodes, and details of tablets that change or failed.
+"""The most bytes of a view for tables before cluster version 2 is finalized.
 
-Programs of cluster version 1 know no pages. So more is allowed once version 2 is finalized.
+Programs of version 1 read a view as one message of 16 MiB. The rest of the message is for nodes, and for details of
+tablets that change or failed.
 """
 
 

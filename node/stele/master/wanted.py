@@ -77,7 +77,13 @@ async def want_node(lead: Leadership, request: master_pb2.WantNodeRequest) -> No
         now_ms = lead.now_ms()
         if changed != node:
             await commit_order(lead, request.epoch, [swap(node, changed)])
-            log.info("wanted of a node", node=node_id, wanted=wanted, by=owner, reason=request.reason)
+            log.info(
+                "the wanted state of a node changed",
+                node=node_id,
+                wanted=wanted,
+                by=owner,
+                reason=request.reason,
+            )
         lead.wanted_since_ms[node_id] = now_ms
 
 
@@ -144,4 +150,9 @@ async def _write_time(lead: Leadership, node_ids: Sequence[NodeId]) -> None:
                 continue  # the catalog had no room for it
             lead.wanted_since_ms[node.node_id] = now_ms
             if not node.left_ms:
-                log.info("wanted of a node", node=node.node_id, wanted="IN_SERVICE", reason=node.reason)
+                log.info(
+                    "the wanted state of a node ended",
+                    node=node.node_id,
+                    wanted="IN_SERVICE",
+                    reason=node.reason,
+                )

@@ -98,7 +98,7 @@ def _named(part: str) -> dict[str, str]:
 
 
 _AS_KUBERNETES = (*map(_named, ("requests", "limits")), *map(_covers, ("cpu", "memory")))
-"""Kubernetes checks the same, but only when it creates a pod, which may be the pod that must replace a
+"""Rules that Kubernetes has, too. But it checks them only when it creates a pod, perhaps one that must replace a
 lost one."""
 
 
@@ -233,7 +233,7 @@ class Nodes(Model):
     retire: NodeNames = Field(
         default_factory=list,
         description="Names of nodes to drain and then retire, such as flights-node-2. Take a name away to keep a node that is "
-        "not retired yet. They do not count to replicas, so others are made for them.",
+        "not retired yet. They do not count towards replicas, so others are made for them.",
         json_schema_extra={"x-kubernetes-list-type": "set"},
     )
     park: NodeNames = Field(
@@ -318,7 +318,8 @@ class Budget(Model):
         ge=1,
         le=100,
         description="The most masters, and the most nodes, that may be away at once because they are made again, evicted or parked. Fewer "
-        "may where a tablet could lose its majority: with replicas on two nodes that are made again it keeps a voter to spare. "
+        "may be away where a tablet could lose its majority. A tablet with replicas on two nodes that are made again keeps a "
+        "voter to spare. "
         "Masters are made again one at a time.",
     )
     copies: int = Field(default=4, ge=1, le=64, description="The most tablets that are copied at once.")
@@ -349,8 +350,8 @@ class Balance(Model):
     )
     replicas: bool = Field(
         default=True,
-        description="Whether replicas are moved, while nothing heals, so that zones and nodes have equal shares. New nodes "
-        "fill by it. At most half of budget.copies are moves.",
+        description="Whether replicas are moved, while nothing heals, so that zones and nodes have equal shares. This also "
+        "fills new nodes. At most half of budget.copies are moves.",
     )
 
 

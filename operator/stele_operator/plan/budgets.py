@@ -2,9 +2,10 @@
 and status; pure.
 
 Invariant: at most `spec.budget.maxUnavailable` pods of a role may be away at a time, whichever they are. It
-is fewer where a tablet of the role could lose its majority. No pod may take its volume along. If the state of
-a tablet is unknown, no pod may be evicted. An existing budget is changed only on better knowledge. A parked node takes one of
-the places, since it may stop at any moment; its own pod may always be evicted.
+is fewer where a tablet of the role could lose its majority. No pod of a role may be evicted while one of its claims
+is being deleted, because the volume goes with the pod. If the state of a tablet is unknown, no pod may be evicted, but
+an existing budget is not changed. A parked node takes one of the places, since it may stop at any moment; its own pod
+may always be evicted.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Budget:
 
 
 def plan_budgets(o: Observation, spec: TabletClusterSpec, everyone: Sequence[Member]) -> tuple[Budget, ...]:
-    """The budget of each role. While no master leads, the state of tablets is unknown: then an existing
-    budget stays, unless a pod would take its volume along."""
+    """The budget of each role. While no master leads, the state of tablets is unknown, so an existing budget stays.
+    Only if a claim is being deleted it is made anew, because that pod would take its volume with it."""
     there = {e.name for e in o.existing if e.kind == "PodDisruptionBudget"}
     return tuple(
         _budget(o, spec, role, everyone)
@@ -93,8 +94,8 @@ def _budget(o: Observation, spec: TabletClusterSpec, role: Role, everyone: Seque
 def _most(
     o: Observation, spec: TabletClusterSpec, role: Role, pods: int, absent: Sequence[str]
 ) -> tuple[int, str]:
-    """How many pods may be away at once, at least one, and why not as many as the spec allows. Any tablet can lose
-    one."""
+    """How many pods may be away at once, and why not as many as the spec allows. It is at least one: the caller has
+    checked that every tablet can lose a voter."""
     most = min(spec.budget.maxUnavailable, pods)
     if most <= 1 or (limit := may_be_away(o, role, absent)) is None or limit[0] >= most:
         return max(1, most), ""
@@ -141,8 +142,8 @@ def _single(tablets: Sequence[TabletView], pods: Mapping[str, str]) -> str:
         )
     return (
         "a table with replicationFactor 1 cannot be read or written while its node is away. To drain a machine all the "
-        "same, delete its pod (kubectl delete pod); it is created again on its volume. To avoid this, create the table "
-        f"again with replicationFactor 3, or drop it: {where}"
+        "same, delete its pod (kubectl delete pod); it is created again on its volume. To avoid this, give the table "
+        f"replicationFactor 3, or drop it: {where}"
     )
 
 

@@ -182,7 +182,8 @@ def _planned(o: Observation) -> Plan:
 
 
 def _once(actions: Sequence[Action]) -> list[Action]:
-    """The actions, without marks on pods that another one deletes or changes: a later pass marks what is left of them."""
+    """The actions, without marks on pods that another action deletes or changes. If such a pod stays, the next pass marks
+    it."""
     of_pods = (a for a in actions if isinstance(a, PatchObject | DeleteObject) and a.kind == "Pod")
     touched = {a.name for a in of_pods if not isinstance(a, MarkPod)}
     return [a for a in actions if not (isinstance(a, MarkPod) and a.name in touched)]
@@ -282,8 +283,8 @@ def _standing(
     held: str = "",
     budget: tuple[tuple[Holder, ...], tuple[str, ...]] | None = None,
 ) -> list[Action]:
-    """Keep the policy in the catalog up to date. Without a policy the masters must not heal either; and for `held`,
-    no other driver. `budget`: who holds it and who waits; None: as before."""
+    """Keep the policy in the catalog up to date. Without a policy the masters must not heal either. `held`: why no
+    driver may work at all; "": one may. `budget`: who holds it and who waits; None: as before."""
     spec = o.cluster.spec
     if o.catalog is None or o.catalog.standing is None or spec is None:
         return []

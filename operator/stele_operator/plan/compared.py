@@ -43,7 +43,7 @@ def _on(tablet: TabletView, replica_id: int) -> str:
 
 
 def open_copies(o: Observation) -> tuple[OpenCopy, ...]:
-    """Those of all tables, in the catalog's order."""
+    """The open copies of all tables, in the catalog's order."""
     if o.catalog is None:
         return ()
     return tuple(
@@ -58,7 +58,8 @@ def open_copies(o: Observation) -> tuple[OpenCopy, ...]:
 def copies_equal(
     known: bool, found: Sequence[OpenCopy], members: Sequence[Member], there: Sequence[Condition]
 ) -> Condition:
-    """The condition. `known`: whether the state of the tablets is known; else it stays as it was. `there`: the present ones."""
+    """The condition CopiesEqual. `known`: whether the state of the tablets is known; if not, the condition stays as it
+    was. `there`: the conditions in the present status."""
     before = next((c for c in there if c.type == COPIES_EQUAL), None)
     if not known:
         return before or Condition(

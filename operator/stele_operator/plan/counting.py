@@ -7,8 +7,8 @@ more retire (surplus.py).
 
 Invariants: while no master leads, the identity says of how many volumes a majority is needed. Its number is
 never above the voters that the catalog has and keeps, so masters that left are not taken for lost volumes. A
-change begins only while nothing heals, drains or is rolled; nobody is rolled before it has ended. Until then
-another number in the spec takes its place.
+change begins only while nothing heals, drains or is rolled, and no pod is rolled before it has ended. Meanwhile another
+number in the spec replaces the one under way.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from stele_operator.plan.observation import MASTERS_REFUSED, Identity, Observati
 from stele_operator.plan.placement import admits
 
 COUNT_VERSION = 2
-"""The cluster version that another number of masters needs. The operator of the release before would take masters that left
-for lost volumes."""
+"""The cluster version that another number of masters needs. The operator of the release before would take removed
+masters for lost volumes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
     """`pods`: how many masters there are to be now. `recording`: the identity changes in this pass. `changing`: why no
-    pod may be rolled meanwhile; ""."""
+    pod may be rolled meanwhile; "": pods may be."""
 
     pods: int
     actions: tuple[Action, ...] = ()
@@ -133,7 +133,7 @@ def _fewer(
 
 
 def _under_way(o: Observation, catalog: TabletView, identity: Identity) -> Count:
-    """The masters know the number; the driver follows it."""
+    """The state once the masters know the number: the driver adds or removes masters until the catalog has it."""
     now, voters = catalog.replication_factor, len(catalog.config.voters)
     heals = o.catalog is not None and o.catalog.view.intent(CATALOG_TABLET_ID) is not None
     if identity.masters < now and not _all_vote(catalog, now):

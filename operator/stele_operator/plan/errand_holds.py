@@ -1,7 +1,7 @@
 """What the holds of a backup cost now, for its status. Called by errands; pure.
 
-A backup holds history while it reads. A chain's hold stays, so that an incremental one can follow. It moves on with the next backup,
-and then it is that one's. Invariant: what nobody knows now stays in the status as it was.
+A backup holds history while it reads. The hold of a chain of backups stays, so that an incremental backup can follow.
+The next backup of the chain takes it over. Invariant: what cannot be found out now stays in the status as it was.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _BROKEN_MAX = 500
 
 @dataclass(frozen=True, slots=True)
 class HoldSeen:
-    """A hold, as the leaders of its tablets tell it. `bytes`: of all replicas together. `since_s`: from when on history is kept.
-    `broken`: why it keeps nothing any more."""
+    """A hold, as the leaders of its tablets report it. `bytes`: of all replicas together. `since_s`: from when on
+    history is kept. `broken`: why it keeps nothing any more."""
 
     bytes: int
     since_s: float
@@ -29,7 +29,7 @@ class HoldSeen:
 
 
 Seen = Mapping[tuple[str, str], HoldSeen | None]
-"""By cluster and name. None: no tablet has it. One that is missing is not known."""
+"""Holds by cluster and name. None: no tablet has it. A hold that is missing here is not known."""
 
 
 def names_of(status: Json, progress: Json) -> list[str]:

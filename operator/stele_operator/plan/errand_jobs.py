@@ -159,7 +159,8 @@ def removal_job(
     cluster: TabletClusterSpec | None,
     image: str,
 ) -> Json:
-    """The Job that removes a backup's data. It has no owner, since that one is being deleted; who made it deletes it."""
+    """The Job that removes a backup's data. It has no owner, since the TabletBackup is being deleted; errands.py
+    deletes the Job."""
     arguments = ["remove", "--json-progress", "--yes", "--key", uid, "--", location(spec.target)]
     return manifest(
         namespace, job, "remove", None, spec.clusterRef.name, cluster, image, spec.target, spec.job, arguments

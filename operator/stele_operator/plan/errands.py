@@ -108,7 +108,7 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Create an object; one that is there already is as good."""
+    """Create an object. If it exists already, that counts as done."""
 
     kind: str
     manifest: Json
@@ -199,7 +199,7 @@ def holds_of(e: Errand, jobs: Mapping[str, JobSeen]) -> list[str]:
 
 
 def _after(w: World, e: Errand, spec: TabletBackupSpec | TabletRestoreSpec) -> Decision:
-    """One that has ended: what its hold costs, until that is gone."""
+    """What to do about a backup or restore that has ended: show what its hold costs, until the hold is gone."""
     found = with_holds(e.status, holds_of(e, w.jobs), spec.clusterRef.name, w.holds, over=True)
     broken = str(found.get("holdBroken") or "")
     said = Said("HoldBroken", f"{broken}; the next incremental backup has no base", True, "hold")
@@ -332,7 +332,7 @@ def failure_of(job: JobSeen) -> str:
 
 def _told(what: str, result: Json) -> str:
     if not result:
-        return f"the {what} is complete; its Job no longer says more"
+        return f"the {what} is complete; its pod is gone, so nothing more is known about it"
     tables = result.get("tables")
     count = result.get("tableCount") or (tables if isinstance(tables, int) else len(tables or ()))
     kind = f"{result['kind']} " if result.get("kind") else ""

@@ -78,7 +78,7 @@ class Unmet:
     already: bool = False
 
     def is_as(self, other: Unmet) -> bool:
-        """Whether it is the same. About a member the words may differ, since a simulated scheduler has its own."""
+        """Whether both are about the same. For a member the messages may differ: the simulated scheduler words its own."""
         same = (self.reason, self.group, self.member) == (other.reason, other.group, other.member)
         return same and (bool(self.member) or self.message == other.message)
 

@@ -40,7 +40,7 @@ class TabletCounts:
 
     @property
     def ailing(self) -> int:
-        """Made, and not healthy."""
+        """How many were created and are not healthy."""
         return self.total - self.healthy - self.creating - self.growing
 
 
@@ -106,8 +106,8 @@ def in_danger(o: Observation, role: Role) -> tuple[TabletView, ...]:
 
 
 def needless(o: Observation, tablet: TabletView) -> bool:
-    """Whether nobody uses a tablet, so that its node may be away: the only replica of a part of a dropped table. Its
-    volume comes back, and so can the table be taken back."""
+    """Whether a tablet's node may be away although it has the only replica: its table was dropped, so nobody uses it.
+    The table can still be recalled, since the volume comes back."""
     return tablet.replication_factor == 1 and o.catalog is not None and o.catalog.is_dropped(tablet)
 
 

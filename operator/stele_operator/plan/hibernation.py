@@ -4,8 +4,8 @@ The identity ConfigMap records `asleep` before the first pod is deleted, and unt
 before masters; masters start before nodes. All claims are kept.
 
 Invariants: while `asleep` is on record there is no policy, so neither the operator nor the masters heal, and no
-silence counts. Waking waits for each member on its own, at most as long as healing would; then healing goes on. Its
-time runs from when its pod was made, or where none is made, from when all pods had been asked for.
+silence counts. Waking waits for each member on its own, at most as long as healing would; then healing goes on. A
+member's time runs from when its pod was made. If it has no pod, it runs from when all pods had been asked for.
 """
 
 from __future__ import annotations
@@ -166,9 +166,9 @@ def _of_cluster(o: Observation, message: str) -> str:
 
 
 def _missing(o: Observation, m: Member) -> bool:
-    """Whether a member that tablets may name is not back. One that never ran holds nothing. One that is parked may
-    stay away, and one without a volume never comes back. A master without the catalog is not ready before the driver
-    gives it a copy, which is after waking: to be heard is enough."""
+    """Whether a member that tablets may name is not back. Members that never ran hold nothing. Parked ones may stay
+    away, and those without a volume never come back. A master without the catalog only has to be heard: it is not
+    ready before the driver gives it a copy, which is after waking."""
     if m.claim is None or not m.formed or m.state in (State.READY, State.RETIRED, State.PARKED):
         return False
     if m.fate in (Fate.VOLUME_LOST, Fate.VOLUME_EMPTY) or (m.claim.deleting and m.pod is None):

@@ -207,7 +207,7 @@ def _overruled(everyone: Sequence[Member], wanted: Mapping[str, str]) -> list[Fi
     if not names:
         return []
     message = (
-        f"nodes.retire names {some(names)}, but an administrator asked for something else of it (`stele node "
+        f"nodes.retire names {some(names)}, but an administrator asked for another state (`stele node "
         "list`); the operator waits for `stele node undrain` or `unpark`"
     )
     return [Finding(Kind.STALLED, "AskedByHand", message)]

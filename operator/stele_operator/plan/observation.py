@@ -1,8 +1,8 @@
 """What one pass observed, as immutable values. Made by observe from authoritative lists; read by everything
 in plan.
 
-Invariant: nothing comes from an earlier pass, except refused growth, and what saves work (`Catalog.steady`). Times are seconds since 1970 by the API
-server's clock (`Kube.now_s`), which also stamps objects.
+Invariant: nothing comes from an earlier pass, except refused growth, and what saves work (`Catalog.steady`). Times
+are seconds since 1970 by the API server's clock (`Kube.now_s`), which also stamps objects.
 """
 
 from __future__ import annotations
@@ -370,7 +370,7 @@ class Observation:
     """Random identifiers, enough for all that one pass may create. They are an input so that planning
     stays pure."""
     refused_growth: Mapping[str, RefusedGrowth] = field(default_factory=dict)
-    """By the uids of claims. This is the only field from earlier passes."""
+    """Refusals to let claims grow, by the uids of claims. They come from earlier passes."""
 
     _machines: Mapping[str, Machine] = field(init=False, repr=False, compare=False)
     _pods: Mapping[str, Pod] = field(init=False, repr=False, compare=False)

@@ -1,9 +1,9 @@
 """Range partitions of TabletGroups: what their bounds mean, and the steps that give a table those that are asked
 for. Called by rules and masters; pure.
 
-Invariants: a range is dropped only with allowRangeDrop. Ranges are the same only if both bounds are. Whatever text a
-bound has, a fault of it is Rejected: one TabletGroup must not end the pass of its cluster. What encodes keys is imported
-where the first table has ranges: with its libraries it takes 50 MB.
+Invariants: a range is dropped only with allowRangeDrop. Ranges are the same only if both bounds are. A bound
+with a fault raises Rejected, whatever its text is: one TabletGroup must not end the pass of its cluster. The module
+that encodes keys is imported only once a table has ranges: with its libraries it takes 50 MB.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ _ROUNDS_MAX = 1_000
 _WORK_MAX = 3_000_000
 """The most tablets that a rehearsal looks at, over all its rounds."""
 _VERSION_WAITS = "VersionWaits"
-"""A rehearsal does not know which versions a new image reads."""
+"""The reason of a finding that counts as a note: a rehearsal does not know which versions a new image reads."""
 _UNMET = (Kind.STALLED, Kind.DEGRADED, Kind.NOT_READY, Kind.RECONCILING)
 
 
@@ -296,13 +296,13 @@ def _by_hand(o: Observation, plan: Plan) -> list[str]:
 
 
 def _is_note(finding: Finding) -> bool:
-    """Whether it says that nothing more is done because somebody asked for that, or what new images must read."""
+    """Whether the finding only says that somebody asked for no more to be done, or what new images must read."""
     known = finding.reason in (*RESTING, _VERSION_WAITS)
     return finding.kind is Kind.RECONCILING and not finding.group and known
 
 
 def _same(planned: tuple[ClusterView, Policy], view: ClusterView, policy: Policy) -> bool:
-    """Whether the driver has looked at the same already."""
+    """Whether the driver has already planned this view under this policy."""
     seen, by = planned
     return seen.tablets is view.tablets and seen.nodes == view.nodes and by == policy
 

@@ -114,7 +114,7 @@ def _stopped(o: Observation, spec: TabletClusterSpec, members: Sequence[Member])
         cannot_run = bool(m.pod.waiting or m.pod.unschedulable)
         if unready_s >= (START_PATIENCE_S if cannot_run else STOPPED_AFTER_S):
             said = m.pod.waiting or m.pod.unschedulable or m.pod.exit_message or m.pod.exit_reason or m.why
-            return f"{m.name} is not ready for {unready_s:.0f} s{f' ({said})' if said else ''}"
+            return f"{m.name} has not been ready for {unready_s:.0f} s{f' ({said})' if said else ''}"
     return None
 
 

@@ -163,7 +163,7 @@ def history_steps(spec: TabletGroupSpec, table: Table) -> tuple[Step, ...]:
 
 
 def other_notes(spec: TabletGroupSpec, table: Table) -> tuple[tuple[str, str], ...]:
-    """Owner and comment of the TabletGroup that the table has not, by name."""
+    """Owner and comment of the TabletGroup if the table has another one, by name."""
     asked = (("owner", spec.owner, table.owner), ("comment", spec.comment, table.comment))
     return tuple((name, wanted) for name, wanted, is_now in asked if wanted is not None and wanted != is_now)
 

@@ -1,7 +1,7 @@
 """TabletBackupSchedules: which TabletBackups begin and go, and the drills. Called by errands; pure.
 
 The name of a TabletBackup follows from the time at which it was due, so a repeated pass makes it once. Invariants: at most one
-backup of a schedule begins at a time. A time that was left out is told.
+backup of a schedule begins at a time. A time that is skipped is reported.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _COUNT_MAX = 1_000
 _HOLD_S_MAX = 365 * 86_400.0
 """A hold of more than a year is refused."""
 _DRILL_GRACE_S = 3_600.0
-"""A drill is overdue so long after the end that its deadline sets."""
+"""A drill is overdue when its deadline passed this long ago."""
 
 
 class BadSchedule(Exception):
@@ -341,7 +341,7 @@ def _stopped(w: World, spec: TabletBackupScheduleSpec, last: Any, job: JobSeen |
     if job is not None and job.deleting:
         return f"Job {job.name} of the drill before is still being deleted: see what holds its pod"
     if job is not None:
-        return f"Job {job.name} runs since {timestamp(job.started_s or w.now_s)}: wait for its end"
+        return f"Job {job.name} has run since {timestamp(job.started_s or w.now_s)}: wait for its end"
     if spec.suspend:
         return "suspend is true: set it to false, or remove drill from the spec"
     if cluster is None:
@@ -360,7 +360,7 @@ def _overdue(
 ) -> tuple[Any, tuple[Said, ...]]:
     """(The condition, and an event when a drill becomes overdue). `waits`: why none begins now; "": one does.
 
-    The newest drill that failed is worse news, and stays."""
+    If the newest drill failed, the condition keeps saying so: that is worse than overdue."""
     passed_s = seconds_of(status.get("lastPassTime"))
     asked = status.get("since") or status.get("lastScheduleTime")
     wanted_s = next_s(drill.schedule, spec.timeZone, passed_s or seconds_of(asked))

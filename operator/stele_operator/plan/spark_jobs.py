@@ -1,8 +1,8 @@
 """Jobs whose work Spark does: their command, and the pods of its executors. Called by errand_jobs; pure.
 
 Without executors all tasks run in the Job's own pod, which has no token of Kubernetes. With executors that pod is Spark's driver in
-client mode, and makes their pods by its ServiceAccount. Invariants: what the operator sets counts before the user's settings of
-Spark. An executor's pod has no token.
+client mode, and makes their pods by its ServiceAccount. Invariants: what the operator sets takes precedence over the
+user's settings of Spark. An executor's pod has no token.
 """
 
 from __future__ import annotations

@@ -120,7 +120,8 @@ class Stage:
     def actions(self, actions: Sequence[Action]) -> None:
         """Carry out actions of the plan; then new pods get machines and start.
 
-        They wait while more pods are deleted for a roll: so as many are away together as ever may be.
+        New pods do not start while further pods are deleted for a roll. So the stage shows as many pods away together
+        as can ever be.
         """
         for action in actions:
             self._apply(action)

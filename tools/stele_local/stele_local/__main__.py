@@ -242,8 +242,8 @@ def up(folder: Path, machines: int | None, zones: int | None, node_grace: float,
 
 
 def _await_pods(folder: Path, patience_s: float) -> list[str]:
-    """Waits until the pods of before are ready again, so that what ran against the cluster runs at once. Returns those
-    that are not."""
+    """Waits until the pods that ran before are ready again, so that programs can use the cluster at once. Returns the
+    names of those that are not."""
     until = time.monotonic() + patience_s
     while (returning := _control(folder, "status")["returning"]) and time.monotonic() < until:
         time.sleep(0.1)

@@ -6,7 +6,7 @@ demo.
 
 Owns: the folder (kubeconfig, state, machines, logs, hosts file) and every process it starts. Invariants: none of
 those processes survives the context, also after an exception or Ctrl-C. A folder has one cluster at a time. A context
-that is entered again has the objects, volumes and addresses of before."""
+that is entered again has the objects, volumes and addresses that it had before."""
 
 from __future__ import annotations
 
@@ -198,14 +198,15 @@ class LocalCluster:
     # -- the operator
 
     def start_operator(self) -> None:
-        """Runs Stele's operator beside the cluster, also after the next start in this folder. Once is enough."""
+        """Runs Stele's operator beside the cluster, also after the next start in this folder. Does nothing if it runs
+        already."""
         if self.operator is None:
             home = self.folder / "logs" / "operator"
             self.operator = OperatorProcess(self.kubeconfig, home, self.environment, self.settings.backoff)
             self._loops["keeper"].wake()
 
     async def stop_operator(self) -> None:
-        """Ends it, for good."""
+        """Ends the operator. It does not start again with the cluster."""
         if self.operator is not None:
             await self.operator.stop()
             self.operator = None
@@ -239,7 +240,7 @@ class LocalCluster:
             loop.wake()
 
     def status(self) -> Json:
-        """Machines with their power, node state and pods; the pods of before that are not ready again; the
+        """Machines with their power, node state and pods; the pods that ran before and are not ready again; the
         operator, if one was started."""
         rows = []
         for machine in self.machines:

@@ -56,7 +56,7 @@ Start = Callable[[Program, int], Process]
 
 
 def start_process(program: Program, output: int) -> Process:
-    """Start it under launch.py."""
+    """Starts the program through launch.py, so that it dies with this process."""
     # Not asyncio's: in Python 3.11 a cancellation during the start of a process can hang for ever.
     return subprocess.Popen(
         [sys.executable, "-S", "-E", LAUNCH, str(os.getpid()), *program.command],

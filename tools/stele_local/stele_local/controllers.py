@@ -196,7 +196,7 @@ def _finish_crd(registry: Registry, crd: Json) -> None:
 
 
 def count_budgets(registry: Registry, budgets: Kind) -> None:
-    """Status of PodDisruptionBudgets with integer `minAvailable` or `maxUnavailable`."""
+    """Updates the status of PodDisruptionBudgets with integer `minAvailable` or `maxUnavailable`."""
     for budget in registry.store.objects(budgets.key):
         metadata, spec = budget["metadata"], budget.get("spec") or {}
         pods = [

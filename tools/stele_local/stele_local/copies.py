@@ -19,7 +19,7 @@ from stele_local.kinds import EVENT, JOB, POD
 Json = dict[str, Any]
 Table = tuple[str, str]
 _OF_THE_ORIGINAL = (POD.key, JOB.key, EVENT.key, ("coordination.k8s.io", "leases"))
-"""Kinds without which a copy begins: they are about processes of the original."""
+"""Kinds whose objects a copy does not take over: they are about processes of the original."""
 
 
 def original_of(home: Path) -> Path | None:

@@ -1,7 +1,7 @@
 """The API server's HTTP: paths, media types, bodies in and out. Every rule of the API itself is in
 `registry`.
 
-Invariant: a request that is not offered is answered 501 with a Status body, never half done."""
+Invariant: a request for something that is not offered is answered 501 with a Status body, never half done."""
 
 from __future__ import annotations
 

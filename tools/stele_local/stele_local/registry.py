@@ -46,8 +46,8 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """`strict`: unknown fields are refused, not dropped (fieldValidation=Strict). For patches the message
-    differs."""
+    """`strict`: unknown fields are refused, not dropped (fieldValidation=Strict). `patch`: the write is a patch, for
+    which some messages differ."""
 
     dry_run: bool = False
     strict: bool = False
