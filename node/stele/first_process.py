@@ -2,7 +2,7 @@
 of ours.
 
 The kernel gives SIGTERM to the first process of a container only if it has a handler. Otherwise Kubernetes waits for
-the whole grace period, and kills. Invariant: a process that is not the first keeps what it had.
+the whole grace period, and kills it. Invariant: the signal handlers of a process that is not the first stay as they were.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What is known of the replicas that heals and moves made: whether they hold the rows of another voter. One value for
+"""What is known of the replicas that heals and moves made: whether they hold the same rows as another voter. One value for
 catalog, driver and command line. Pure.
 
-Invariant: a difference, and a comparison that waits, stay until that replica is compared as equal or is no member any more.
+Invariant: the record of a difference, or of a comparison that waits, stays until the replica is found equal or is no member
+any more.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Batches of a key space that are proposed but not applied yet: the keys that they change, the bytes that they add.
 
-Owned by KeySpace; only the owner's thread calls. Invariant: of two such batches no key is changed by both, and all of
+Owned by KeySpace; only the owner's thread calls. Invariant: no two such batches change the same key, and all of
 them together fit into the key space.
 """
 

@@ -2,8 +2,9 @@
 them.
 
 Tests pass a port that stops between any two operations. Invariant: `write_new` returns after the bytes are on
-disk; `replace` returns after the directory with the new name is on disk too. A disk error is an OSError of
-`read_at` and `sum_at`. Through a map it would be SIGBUS, which ends the process and every replica in it.
+disk; `replace` returns after the directory with the new name is on disk too. `read_at` and `sum_at`
+report a disk error as an OSError. An access through a map would raise SIGBUS, which ends the process with every
+replica in it.
 """
 
 from __future__ import annotations

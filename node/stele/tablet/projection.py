@@ -1,6 +1,6 @@
 """Rows that were written with one schema, as columns of another. Used by everything that reads a memtable.
 
-Invariant: a column is found by its id. A column that the rows are older than has its read default.
+Invariant: a column is found by its id. A column that was added after the rows were written has its read default.
 """
 
 from __future__ import annotations

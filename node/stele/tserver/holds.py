@@ -115,7 +115,7 @@ class HoldKeeper:
         self._measured: dict[StreamKey, int] = {}
 
     async def look(self) -> None:
-        """One round, over the tablets with holds and those that may have got some."""
+        """Do one round over the tablets with holds, and those that may have got some."""
         now, held = self._host.now_ms(), dict[StreamKey, int]()
         for replica in self._wheel.turn():
             store = replica.machine

@@ -1,6 +1,6 @@
 """The load of the leaders here: the requests of clients per second at each. Fed by the services and scans; sent with heartbeats.
 
-One request counts 1, and each 4 KiB that it brings count 1 more. A key that is read counts 1. A scan counts 1 for each 16 KiB
+One request counts 1, and each 4 KiB that it brings counts 1 more. A key that is read counts 1. A scan counts 1 for each 16 KiB
 that it gives. On a leader's node each of these takes some 30 to 40 us of processor time. So loads are comparable, whatever the
 clients do.
 

@@ -86,8 +86,8 @@ class NodeRecord:
     stele.tserver.offline."""
     dropped: Dropped = Dropped()
     promised_ms: int = 0
-    """The longest lease that a replica here may ever have promised to a leader. Each waits so long after a start before it
-    votes. Never falls."""
+    """The longest lease that a replica here may ever have promised to a leader. After a start each replica
+    waits so long before it votes. Never falls."""
     version: int = FORMAT_VERSION
 
     def holds(self, key: StreamKey) -> bool:

@@ -3,8 +3,8 @@
 This recovers the catalog when its majority is gone, because without a leader no master can order it.
 `stele.consensus.recovering` defines what is written in which order. The volume's record keeps when and why.
 
-Invariant: the volume is locked meanwhile. Until the caller has accepted the loss, nothing changes that the
-node's next start would not change anyway.
+Invariant: the volume is locked meanwhile. Until the caller has accepted the loss, it changes only what the
+node's next start would change anyway.
 """
 
 from __future__ import annotations

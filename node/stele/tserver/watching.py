@@ -179,7 +179,7 @@ class Feed:
         self._fall_behind(watch, watch.sent)
 
     def remove(self, place: tuple[Sink, int]) -> None:
-        """End a watch without a word."""
+        """End a watch without telling its client."""
         watch = self._watches.pop(place, None)
         if watch is None:
             return
