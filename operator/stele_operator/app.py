@@ -98,9 +98,9 @@ def prepare_interpreter() -> None:
     """Tune the interpreter: threads yield to the event loop soon, and the collector skips what is loaded
     by now.
 
-    All threads wait for a collection. That of a young generation takes a ms, that of the view of ten thousand tablets
-    fifty. So young ones come often, every other one with both young generations, and whole ones very seldom. Hardly
-    anything that lasts is in a cycle.
+    A garbage collection stops all threads. One of the youngest generation takes a ms; a full one takes 50 ms with a
+    view of ten thousand tablets. So young collections are frequent, and every other one has both young generations.
+    Full ones are very rare: hardly any object that lasts is in a cycle.
     """
     sys.setswitchinterval(0.001)
     gc.collect()

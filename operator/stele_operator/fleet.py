@@ -101,9 +101,9 @@ class Fleet:
             self.wake(metadata["namespace"], _cluster_name(raw))
 
     def note_pass(self, done: bool = True) -> None:
-        """Record that a pass has ended. Not `done`: the API server refused it or gave an unusable answer.
+        """Record that a pass has ended. `done` is false if the API server refused it or gave an unusable answer.
 
-        That counts as alive: a restart would not help, and the kubelet delays each further restart, up to
+        Such a pass counts as a sign of life: a restart would not help, and the kubelet delays each further restart, up to
         minutes.
         """
         self._passed = self._clock()

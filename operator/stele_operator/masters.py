@@ -243,7 +243,7 @@ class MasterLink:
             self.driver.claim = None
 
     async def set_master_count(self, masters: int) -> None:
-        """Set the number of masters, as the driver. The present one changes nothing."""
+        """Set the number of masters, as the driver. Setting the present one changes nothing."""
         claim = await self.driver.ensure_claim()
         request = master_pb2.SetMasterCountRequest(masters=masters, epoch=claim.epoch)
         await self._masters.call("SetMasterCount", request)
@@ -289,7 +289,7 @@ class MasterLink:
         await self._masters.call("CreateTable", request)
 
     async def set_replication_factor(self, table_id: str, factor: int) -> None:
-        """Set a table's replication factor. The present one changes nothing."""
+        """Set a table's replication factor. Setting the present one changes nothing."""
         request = master_pb2.SetReplicationFactorRequest(
             table_id=id_to_pb(table_id), replication_factor=factor
         )
@@ -298,8 +298,8 @@ class MasterLink:
     async def alter_table(
         self, table_id: str, steps: Sequence[Step | RangeStep], notes: Mapping[str, str]
     ) -> None:
-        """Change a table's columns, ranges and history, and its notes by name. Repeats of this request are one change; a
-        later call is another, although it may ask for the same again after somebody took it back."""
+        """Change a table's columns, ranges, history and `notes` (owner and comment, by name). The request has an id of
+        its own. So a request that is sent again changes nothing more, but another call does."""
         from stele.rpc.convert_schema import steps_to_pb
 
         alter_id = id_to_pb(new_id())

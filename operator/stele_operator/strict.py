@@ -29,8 +29,8 @@ class _Loader(OnceLoader):
 
 
 class _OfStrangers(_Loader):
-    """Refuses aliases, too. A few lines of them stand for more values than any memory holds. Whoever may annotate
-    one TabletCluster must not end the operator of all."""
+    """Refuses aliases, too: a few lines of them can expand to more values than fit into memory. Somebody who may
+    annotate one TabletCluster must not be able to end the operator of all."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):

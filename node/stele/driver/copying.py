@@ -27,7 +27,7 @@ class Copying:
         self._load = load
 
     def source(self, s: Situation, replica_id: int) -> NodeId:
-        """The node to copy from: the leader; after every second failure another live data voter that
+        """The node to copy from: the leader; after the first, third, ... failure another live data voter that
         answers the leader. A replica whose rows differ from another voter's is used only if there is no other."""
         first = s.leader() or s.data_voters[0]
         candidates = [first, *(m for m in s.data_voters if m is not first and m.answers)]

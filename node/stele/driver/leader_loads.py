@@ -45,7 +45,8 @@ _Step = tuple[Group, str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Swap:
-    """The busy leader's step first, then those that go back. `kind`: what becomes more even."""
+    """An exchange: the busy leader's step first, then those of the leaders that go back. `kind`: whether the loads of
+    nodes, zones or machines become more even, as a place in `_Loads.kinds`."""
 
     steps: tuple[_Step, ...]
     kind: int

@@ -65,7 +65,8 @@ class Background:
         self._open: dict[str, None] = {}
         """Tablets to look at in the next sweep: something was due, or they are not RUNNING."""
         self._round: list[str] | None = None
-        """Tablets that are still to be looked at in this round without a cause; None: a new leader looks at all."""
+        """Tablets that are still to be looked at in the present round of looks without a cause. None: a new leader, which
+        looks at all."""
         self._refused = 0
         """Passes in a row that ended with CAS_FAILED."""
         self._full = False

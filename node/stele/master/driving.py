@@ -257,7 +257,7 @@ async def end_intent(lead: Leadership, request: master_pb2.EndIntentRequest) -> 
             raise Rejected(
                 f"intent on tablet {tablet_id[:8]}: configuration {config.opid_index} lacks replica "
                 f"{intent.replica_id} and "
-                f"is not above {intent.config_index}; write one first, so that late orders are refused",
+                f"is not above {intent.config_index}; write a newer configuration first, so that late orders are refused",
                 code=Code.CAS_FAILED,
             )
         recorded = replace(tablet, config=config, term=max(term, tablet.term))

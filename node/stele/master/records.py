@@ -341,7 +341,7 @@ def _same(value: Any) -> Any:
 
 
 def _copy_to_json(c: CopyRecord) -> list[Any]:
-    """As short as it can be: there may be one for each tablet."""
+    """The JSON of a comparison record. It is as short as possible, since each tablet may have one."""
     if c.waits:
         return [c.replica_id, c.cause]
     told = [c.replica_id, c.cause, c.other_id, c.at_us, c.snapshot, c.index, c.rows, c.checksum]

@@ -25,7 +25,7 @@ from stele.rpc.proto import master_pb2
 async def set_replication_factor(
     lead: Leadership, request: master_pb2.SetReplicationFactorRequest
 ) -> TableRecord:
-    """Set the replication factor of a table or key space. The present one changes nothing.
+    """Set the replication factor of a table or key space. Setting the present one changes nothing.
 
     Raises:
         Rejected: NOT_FOUND. INVALID_ARGUMENT, it is not one of REPLICATION_FACTORS, or there are too few

@@ -67,7 +67,7 @@ async def want_node(lead: Leadership, request: master_pb2.WantNodeRequest) -> No
         if node is None:
             raise Rejected(f"there is no node with the id {node_id[:8]}", code=Code.NOT_FOUND)
         if wanted == "FENCED" and node.role == "master":
-            # It could not vote in the catalog, where somebody would have to take the wish back.
+            # A fenced master could not vote, and fencing can only be ended through the catalog.
             raise Rejected(f"{node.name or node_id[:8]} is a master; only nodes can be fenced")
         owner = DRIVER if request.epoch else ADMINISTRATOR
         _check_owner(node, owner, request.override)
@@ -103,7 +103,7 @@ def _check_owner(node: NodeRecord, owner: str, override: bool) -> None:
 
 
 def _changed(node: NodeRecord, wanted: str, owner: str, reason: str, for_ms: int) -> NodeRecord:
-    """The row once this is wanted. A node that was given up as silent is wanted in service already."""
+    """The row after the request. A node that was given up as silent counts as wanted in service already."""
     if wanted == "IN_SERVICE":
         if node.asked == "IN_SERVICE":
             return node

@@ -81,8 +81,8 @@ def for_catalog(
     """Holders and waiters for the catalog, by their `names`. `rolled`: names of the pods that this pass deletes to make
     them again.
 
-    A node that the catalog says is away for that stays so until it serves again, or is lost. So another process knows
-    of it too.
+    A node that the catalog lists as away because its pod is made again stays listed until it serves or is lost. So a
+    new process of the operator, and the masters, know of it too.
     """
     holding, waiting = (tuple(n[:NAMED_MAX]) for n in names)
     standing = o.catalog.standing if o.catalog is not None else None

@@ -78,7 +78,7 @@ def needs(action: Action) -> tuple[str, ...]:
             return (_MASTERS,)
         case (
             FinalizeVersion() | RollPod()
-        ):  # masters that stopped to answer may have lost one of them meanwhile
+        ):  # masters that stopped answering may have lost one of them meanwhile
             return (_MASTERS,)
         case SetMasterCount():
             return _MASTERS, _SERIALS  # the identity records the number first

@@ -90,7 +90,8 @@ def _by_us(o: Observation, m: Member, present: Collection[str]) -> bool:
 
 
 def _barred(o: Observation, away: set[str]) -> set[str] | None:
-    """Nodes that must not go while `away` are away. None: no node may, as a tablet lacks more than those."""
+    """Nodes that must not go while `away` are away. None: no node may, because a tablet lacks further voters or its
+    leader."""
     assert o.catalog is not None
     barred: set[str] = set()
     for tablet in o.catalog.view.tablets:
