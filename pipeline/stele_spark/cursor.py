@@ -25,8 +25,8 @@ _PATIENCE_S = 60.0
 _AGAIN_S = 0.2
 _RENEW_MOST_S = 300.0
 CLOCKS_APART = 10_000_000 << LOGICAL_BITS
-"""10 s, in hybrid time; more than clocks may differ. So the rows of a range that is added after some time have timestamps of at
-most this much before that time."""
+"""10 s, in hybrid time. A range that was added after a time T has no row older than T less this, because clocks differ by
+less."""
 _RENEWALS = 4
 """How many times a hold is renewed before it would expire."""
 

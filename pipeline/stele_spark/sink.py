@@ -217,7 +217,7 @@ class Writer(ds.DataSourceArrowWriter):
         return f"stele: table {self._options.table}: {done} {by_op}{told}"
 
     def abort(self, messages: list[ds.WriterCommitMessage | None]) -> None:
-        """Written rows stay. The files of refused rows go."""
+        """Delete the files of refused rows. Written rows stay."""
         if self._rejects is not None:
             self._rejects.clear()
 
@@ -384,7 +384,7 @@ def _rejects(options: Options, job: Job, table: Schema) -> Rejects | None:
 
 
 def _telling(table: str) -> AbstractContextManager[Callable[[int], None] | None]:
-    """Who shows the rows of this task, if anybody does."""
+    """A context that gives a function to tell the display how many rows this task wrote; None if there is no display."""
     context = TaskContext.get()
     if context is None:
         return nullcontext()

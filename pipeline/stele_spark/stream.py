@@ -107,7 +107,7 @@ class StreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._driver.commit(Offset.of(end))
 
     def stop(self) -> None:
-        """The query ends. The cursor stays, for the next run."""
+        """Close all connections, because the query ends. The cursor stays, for the next run."""
         if self._follower is not None:
             self._follower.close()
 

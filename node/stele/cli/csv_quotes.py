@@ -20,7 +20,8 @@ _QUOTE = ord('"')
 _LINE_FEED = ord("\n")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UNKNOWN = b'"'
-"""Stands for the next block if it cannot be read. Then a quote that ends this block counts as one of a pair."""
+"""Stands for the next block if that cannot be read. A quote right before it then counts as one that is written twice, which is
+no fault."""
 _TWICE = 'a quote within a value is written twice ("")'
 
 

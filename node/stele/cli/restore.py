@@ -229,7 +229,8 @@ def _result(
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The partitioning that was asked for. `given`: without ranges; None if there is none. `ranges`: texts of their ends."""
+    """The partitioning that was asked for. `given`: that of --hash or of the file; None if there is neither. `columns`,
+    `ranges`: those of --range, with the text of both ends of each."""
 
     given: list[Partitioning] | None
     columns: tuple[str, ...] = ()

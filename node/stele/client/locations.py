@@ -26,7 +26,7 @@ from stele.rpc.proto import common_pb2, master_pb2
 REFRESH_INTERVAL_S = 0.2
 """The least time between two questions to the masters, per open table."""
 _SPREAD_S = 0.1
-"""A random delay: all clients of a dead node turn to the masters at the same moment."""
+"""The longest random delay before a question. Without it, all clients of a dead node would ask the masters at one moment."""
 _REFRESH_TIMEOUT_S = 5.0
 MOVED = frozenset((Code.UNAVAILABLE, Code.TIMED_OUT))
 """Codes that may mean that a leader's node has a new address. The other replicas still name it as leader, so only the masters

@@ -20,7 +20,7 @@ from stele.rpc.proto import tserver_pb2
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 
 PREPARE_AFTER_S = 0.1
-"""Seconds after which a scan has its snapshot prepared. A shorter scan does not."""
+"""Seconds after which a scan has its snapshot prepared. For a shorter scan it is not prepared."""
 PREPARE_TIMEOUT_S = 2.0
 _TABLETS_AT_ONCE = 500
 _ROUNDS = 3
