@@ -151,7 +151,7 @@ class Follower:
         """A time, now, with no later write at or below it. The tablets and columns known afterwards are those of then or later.
 
         Raises:
-            Retryable: UNAVAILABLE: that cannot be said of a tablet within a minute.
+            Retryable: UNAVAILABLE: the leader of a tablet did not prepare the snapshot within a minute.
         """
         end = int(self._client.now())
         until = time.monotonic() + _PATIENCE_S

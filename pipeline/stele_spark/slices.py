@@ -71,8 +71,8 @@ def _at(times: Times, rows_max: int) -> int:
 
 
 def _last(times: Times, rows_max: int) -> int:
-    """The last time up to which there are at most `rows_max` changes. The first time of all, if it has
-    more."""
+    """The latest of these times up to which there are at most `rows_max` changes. If the first time alone has
+    more: the first time."""
     ascending = np.sort(times)
     beyond = ascending[rows_max]
     before = int(np.searchsorted(ascending, beyond, "left"))

@@ -83,7 +83,7 @@ class SteleDataSource(ds.DataSource):
 
     @one_sentence()
     def writer(self, schema: StructType, overwrite: bool) -> ds.DataSourceWriter:
-        """A sink that upserts.
+        """A sink for a frame. It upserts, unless an option says otherwise.
 
         Raises:
             Rejected: mode overwrite. A write replaces rows by key and never empties the table.

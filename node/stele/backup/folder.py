@@ -201,7 +201,7 @@ class Folder:
 
     @contextmanager
     def errors(self, name: str) -> Iterator[None]:
-        """Raise what the file system raises as a SteleError."""
+        """Within the block: an error of the file system is raised as a SteleError."""
         try:
             yield
         except (OSError, pa.ArrowException) as exc:

@@ -93,7 +93,7 @@ def _of_newest_full(complete: list[Backup], full: int) -> set[str]:
 
 
 def _newest_of_tables(complete: list[Backup]) -> dict[str, list[str]]:
-    """The newest backup of each table: its id, and the names of these tables."""
+    """The backups that are the newest one of some table: by id, the names of those tables."""
     found, seen = dict[str, list[str]](), set[str]()
     for backup in complete:
         assert backup.manifest is not None

@@ -174,7 +174,7 @@ class _Target:
 
     @staticmethod
     def of(manifest: Manifest, entry: TableEntry, name: str) -> _Target:
-        """The scratch name follows from backup and name, so that the same restore finds it again."""
+        """The target for a table. Its scratch name follows from backup and names, so that the same restore finds it again."""
         digits = hashlib.sha256(f"{manifest.backup_id}/{entry.table_id}/{name}".encode()).hexdigest()[:8]
         return _Target(entry, arguments.text(name, "table name"), f"{name[:_NAME_CHARS]}.restoring-{digits}")
 

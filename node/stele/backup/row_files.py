@@ -1,6 +1,6 @@
 """Files of rows: Parquet that is written in bounded memory, and read only after its checksum was verified.
 
-Invariant: `rows_of` yields rows only of bytes that are the ones written.
+Invariant: `rows_of` yields rows only if the file has exactly the bytes that were written.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ _SUMS = ("rows", "bytes", "tablets_done", "tablets", "rows_expected")
 
 
 def _result(made: Manifest) -> dict[str, Any]:
-    """What a program that follows is told of a complete backup."""
+    """The result for --json-progress of a complete backup."""
     return {
         "backup": made.backup_id,
         "kind": made.kind,

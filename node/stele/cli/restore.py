@@ -215,7 +215,7 @@ def _rows(manifest: Manifest, tables: list[str]) -> int | None:
 def _result(
     manifest: Manifest, made: list[Restored], verified: bool, differences: list[str]
 ) -> dict[str, Any]:
-    """What a program that follows is told of a restore."""
+    """The result for --json-progress of a restore."""
     return {
         "backup": manifest.backup_id,
         "time": moment_of(manifest.snapshot),

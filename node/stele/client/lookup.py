@@ -24,7 +24,7 @@ def ids_of(table: str, schema: Schema, columns: Sequence[str] | None) -> tuple[i
     """The ids of columns by name; () for None.
 
     Raises:
-        Rejected: a name is not a column's, or there is none.
+        Rejected: a name is not that of a column, or no name is given.
     """
     if columns is None:
         return ()

@@ -22,7 +22,7 @@ _EXPECTED = "expected (column, operator, value), or text like 'id > 1'"
 
 
 def parse_predicates(given: Predicates, schema: Schema) -> Iterator[Predicate]:
-    """All predicates, which all must be true, one by one.
+    """The predicates, one by one. A row must fulfil all of them.
 
     Raises:
         Rejected: an unknown column or operator, a value that does not fit, or something that is not a

@@ -1,6 +1,6 @@
 """Cuts a scan into parts of about the same bytes, for parallel readers. Used by table.py.
 
-Invariant: a row of the scan is in exactly one part. A tablet of which no replica says where to cut it is one part.
+Invariant: a row of the scan is in exactly one part. If no replica says where to cut a tablet, the tablet is one part.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Streams:
         self._background: set[asyncio.Task[None]] = set()
 
     def ensure_open(self) -> None:
-        """Called by everything that a user may begin.
+        """Check that something new may begin. Called by every operation that users begin.
 
         Raises:
             Closed: the client was closed, or is being closed.

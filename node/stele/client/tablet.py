@@ -357,7 +357,7 @@ class Writing:
 
 
 async def _end_of(future: asyncio.Future[_T | BaseException], asking: Asking | Writing) -> _T:
-    """The result of a request, which `future` receives."""
+    """Wait for the end of a request in `future`: return its answer, or raise its error. Cancels `asking` if cancelled."""
     try:
         end = await future
     except asyncio.CancelledError:
