@@ -25,7 +25,7 @@ class File(Protocol):
         """At most `length` bytes from `offset` on; fewer only at the end of the file."""
 
     def data_sync(self) -> None:
-        """On return the bytes below the last synced length survive power loss (fdatasync)."""
+        """On return all bytes written below the length of the last `full_sync` survive power loss (fdatasync)."""
 
     def full_sync(self) -> None:
         """On return all bytes and the length survive power loss (fsync)."""

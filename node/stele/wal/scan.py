@@ -43,7 +43,7 @@ class Found(Enum):
 
 
 class Behind(Enum):
-    """What the bytes after the last whole group show."""
+    """What the bytes behind a gap tell of it."""
 
     NOTHING = "nothing"
     UNSYNCED = "whole groups, none of which proves that these bytes were synced"
