@@ -67,6 +67,21 @@ async def test_several_dropped_tables_of_one_name_and_one_that_is_deleted(cluste
         assert refused.value.code is Code.NOT_FOUND
 
 
+async def test_a_table_that_took_the_name_meanwhile_is_not_deleted(cluster: LocalCluster) -> None:
+    """Between the question to a user and the answer, another table may get the name."""
+    async with cluster.client() as client:
+        await client.create_keyspace("k")
+        meant = (await client.drop_table("k")).table_id
+        await client.create_keyspace("k")
+        (other,) = [t.table_id for t in await client.list_tables()]
+        with pytest.raises(Rejected, match=f"k now names table {other}, not {meant}; nothing was") as caught:
+            await client.delete_table("k", table_id=meant)
+        assert caught.value.code is Code.NOT_FOUND
+        assert [t.table_id for t in await client.list_tables()] == [other]
+        await client.delete_table("k", table_id=other)
+        assert await client.list_tables() == []
+
+
 async def test_a_recalled_table_is_used_at_once(cluster: LocalCluster) -> None:
     """Also where nodes do not know yet that they may serve it: clients try again."""
     async with cluster.client() as client:

@@ -61,7 +61,7 @@ OFFERS: list[tuple[str, Change]] = [
         )
     ),
     ("different names", lambda s: replace(s, files=(*s.files, s.files[0]))),
-    ("different names", lambda s: replace(s, files=())),
+    ("no files", lambda s: replace(s, files=())),
     (
         "number of files",
         lambda s: replace(s, files=tuple(CopyFile(f"rows-{n:08x}", 1) for n in range(COPY_FILES_MAX + 1))),

@@ -60,14 +60,11 @@ def drop(name: str, keep_s: float | None, now: bool, yes: bool, masters: str, as
 def delete_for_good(name: str, yes: bool, masters: str, as_json: bool) -> None:
     """Delete a table, once somebody has confirmed it. Refused if the name means another table by then."""
     from stele.client.dropping import deletable
-    from stele.model.errors import Rejected
 
     asked = "" if yes else _asked_to_delete(with_client(masters, lambda client: deletable(client, name)))
 
     async def work(client: AsyncClient) -> None:
-        if asked and (await deletable(client, name)).table_id != asked:
-            raise Rejected(f"{name} now names another table than when you were asked; run the command again")
-        await client.delete_table(name)
+        await client.delete_table(name, table_id=asked)
 
     with_client(masters, work)
     show_done(f"deleted {name}", as_json, {"deleted": name})

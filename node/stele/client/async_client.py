@@ -238,22 +238,30 @@ class AsyncClient:
             await locations.wait_led(deadline - time.monotonic())
         return locations
 
-    async def delete_table(self, name: str, *, timeout_s: float = DELETE_TIMEOUT_S) -> None:
+    async def delete_table(
+        self, name: str, *, table_id: str = "", timeout_s: float = DELETE_TIMEOUT_S
+    ) -> None:
         """Delete a table or key space for good. Its name is free as soon as the masters have deleted it. A dropped one is
-        named by its id, or the first 8 digits of that.
+        named by its id, or the first 8 digits of that. `table_id`: delete nothing if the name means another table than
+        this one.
 
         Once this has returned, no later write to the table is acknowledged, whoever sends it. So the call waits until
         a majority of each tablet's replicas are gone. `timeout_s`: how long to wait for the next node that answers.
         This client's own tables, sessions and key spaces of it raise Rejected NOT_FOUND from then on.
 
         Raises:
-            Rejected: NOT_FOUND: there is none of this name.
+            Rejected: NOT_FOUND: there is none of this name, or it has another id.
             Retryable: UNKNOWN_OUTCOME: it is deleted, but some nodes did not answer in time. A program that
                 reaches them may still write to it. They delete their replicas when the masters hear them
                 again.
         """
         deadline = time.monotonic() + arguments.seconds(timeout_s, "timeout_s")
         info = await dropping.deletable(self, name)
+        if table_id and info.table_id != table_id:
+            raise Rejected(
+                f"{name} now names table {info.table_id}, not {table_id}; nothing was deleted: look again",
+                code=Code.NOT_FOUND,
+            )
         left = math.inf
         while True:
             answer = await self._delete(info, max(deadline - time.monotonic(), _LOCATE_AT_LEAST_S))

@@ -246,13 +246,15 @@ class Client:
         )
         return Table(self, self.run(coroutine))
 
-    def delete_table(self, name: str, *, timeout_s: float = DELETE_TIMEOUT_S) -> None:
+    def delete_table(self, name: str, *, table_id: str = "", timeout_s: float = DELETE_TIMEOUT_S) -> None:
         """Delete a table or key space with all its rows, for good.
+
+        `table_id`: delete nothing if the name means another table than this one.
 
         Once this has returned, no later write to it is acknowledged, whoever sends it.
 
         Raises:
-            Rejected: NOT_FOUND: there is none of this name.
+            Rejected: NOT_FOUND: there is none of this name, or it has another id.
             Retryable: UNKNOWN_OUTCOME: it is deleted, but nodes that did not answer within `timeout_s` may
                 still accept rows.
 
@@ -260,7 +262,7 @@ class Client:
             >>> space = client.create_keyspace("scratch")
             >>> client.delete_table("scratch")
         """
-        self.run(self.asynchronous.delete_table(name, timeout_s=timeout_s))
+        self.run(self.asynchronous.delete_table(name, table_id=table_id, timeout_s=timeout_s))
 
     def drop_table(
         self, name: str, *, keep_s: float | None = None, timeout_s: float = DELETE_TIMEOUT_S

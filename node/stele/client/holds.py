@@ -234,10 +234,8 @@ class TableHolds:
 
     def _failed(self, name: str, done: str, error: SteleError, failed: int, well: int) -> SteleError:
         """The first error, with the number of tablets that had one."""
-        message = str(error.args[0])
-        if failed + well > 1:
-            where = f"{plural(failed, 'tablet')} of {failed + well}"
-            message = f"hold {name} was not {done} in {where}: {message}"
+        where = f" in {plural(failed, 'tablet')} of {failed + well}" if failed + well > 1 else ""
+        message = f"hold {name} was not {done}{where}: {error.args[0]}"
         kind = Retryable if isinstance(error, Retryable) else Rejected
         return kind(f"table {self._locations.info.name}: {message}", code=error.code)
 

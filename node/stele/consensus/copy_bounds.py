@@ -82,7 +82,9 @@ def _names_fault(session: SessionInfo) -> str:
     for name in names:
         if not _is_name(name):
             return f"a file named {name[:_SHOWN]!r}, which no store uses"
-    if not names or len(set(names)) < len(names):
+    if not names:
+        return "no files"
+    if len(set(names)) < len(names):
         return f"{len(names)} files with {len(set(names))} different names"
     return ""
 

@@ -235,7 +235,7 @@ class Leader:
 
     def _note_promise(self, sender: ReplicaId, sent_ms: int) -> None:
         state = self.state
-        if sent_ms > state.steady_ms > 0:
+        if sent_ms > state.steady_ms:
             state.ignore(
                 sender,
                 f"it promises a lease for a message sent at {sent_ms} ms, but this node's clock is only at "

@@ -188,7 +188,9 @@ def _judge(bound: _Bound, value: Any) -> None:
             what = "characters" if isinstance(value, str) else "bytes"
             raise Rejected(f"{bound.name} has {len(value)} {what}; at most {bound.length} are allowed")
     elif bound.number != ELSEWHERE:
-        if not -1 <= value <= bound.number:
+        if value < -1:
+            raise Rejected(f"{bound.name} is {value}; it must not be negative")
+        if value > bound.number:
             raise Rejected(f"{bound.name} is {value}; at most {bound.number} is allowed")
     elif bound.values is not None and value not in bound.values:
         raise Rejected(

@@ -69,7 +69,6 @@ class Segment:
     length: int
     sound: bool = True
     readers: int = 0
-    gone: bool = False
 
 
 @dataclass(slots=True)
