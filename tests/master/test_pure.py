@@ -162,6 +162,13 @@ def test_replication_factors_that_cannot_be(rf: int) -> None:
         check_replication_factor(rf, 5, 5)
 
 
+@pytest.mark.parametrize("rf", [0, 2, 9, 11])
+def test_a_new_table_has_a_factor_that_it_could_be_given_later(rf: int) -> None:
+    """A table of factor 9 was made, though `stele table set-rf` and TabletGroups refuse 9."""
+    with pytest.raises(Rejected, match=f"replication factor {rf}: expected 1, 3, 5 or 7"):
+        check_replication_factor(rf, 20, 20)
+
+
 def test_a_replication_factor_that_waits_for_nodes_that_are_silent_may_be_asked_for_again() -> None:
     """Found by tests/linear: a table was refused for good because a node restarted."""
     check_replication_factor(3, 3, 4)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import NodeId
+from stele.model.schema import REPLICATION_FACTORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +83,12 @@ def check_replication_factor(replication_factor: int, live: int, active: int) ->
     `live`: machines with live ACTIVE nodes; `active`: machines with any ACTIVE nodes.
 
     Raises:
-        Rejected: INVALID_ARGUMENT, it is even, or larger than the number of machines with nodes.
+        Rejected: INVALID_ARGUMENT, it is not one of REPLICATION_FACTORS, or larger than the number of machines
+            with nodes.
         Retryable: NOT_READY, there are enough machines but too few of them answer now.
     """
-    if replication_factor < 1 or replication_factor % 2 == 0:
-        raise Rejected(f"replication factor {replication_factor}: expected an odd number, 1 or more")
+    if replication_factor not in REPLICATION_FACTORS:
+        raise Rejected(f"replication factor {replication_factor}: expected 1, 3, 5 or 7")
     check_machines(f"replication factor {replication_factor}", replication_factor, live, active)
 
 
