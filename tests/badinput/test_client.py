@@ -116,7 +116,7 @@ WRONG: list[tuple[Callable[[AsyncClient, AsyncTable, AsyncKeySpace], Any], str]]
     (lambda c, t, k: t.scan(limit=2.5), "limit 2.5: expected a whole number"),
     (
         lambda c, t, k: t.scan(snapshot="now"),
-        "snapshot 'now': expected a hybrid time, a whole number as now()",
+        "snapshot 'now': expected a hybrid time (a whole number, as now() of a client gives) or a datetime",
     ),
     (lambda c, t, k: t.scan(timeout_s=0), "timeout_s 0: expected a number of seconds above 0"),
     (lambda c, t, k: t.scan(lower="UA"), "lower: column id: 'UA' is not an int64"),
