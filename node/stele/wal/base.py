@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 
 from stele.model.errors import Code, Corrupt, InvariantViolation, Retryable, SteleError
-from stele.model.ids import NodeId, StreamKey
+from stele.model.ids import NodeId, OpId, StreamKey
 from stele.wal.append_queue import AppendQueue, Done, Writer
 from stele.wal.cache import EntryCache
 from stele.wal.files import Files
@@ -67,6 +67,9 @@ class SharedLog:
         self.active_length = 0
         self.first_sequence = 1
         self.collected_id = 0
+        self.untold_starts: dict[
+            StreamKey, OpId
+        ] = {}  # raised by a collection that then failed; used by collections only
         self.cache = EntryCache(options.cache_bytes_max)
         self._next: Ready | None = None
         self._next_sequence = 0

@@ -38,12 +38,12 @@ def collect(log: SharedLog, take_checkpoint: Callable[[], Checkpoint]) -> Collec
         dropped = _drop_anchors(log)
         closed = sorted(s for s in log.segments if s < log.active_sequence)
         if not closed:
-            return _report(0, {}, dropped)
+            return _report(log, 0, dropped)
         keep_from = _give_way(log, _lowest_needed(log), dropped)
         victims = [s for s in closed if s < keep_from]
         if not victims:
-            return _report(0, {}, dropped)
-        starts = _raise_starts(log, keep_from)
+            return _report(log, 0, dropped)
+        log.untold_starts |= _raise_starts(log, keep_from)
     checkpoint = take_checkpoint()
     assert checkpoint.position is not None
     # Segments that an earlier collection left for a reader do not mark the log's beginning.
@@ -65,7 +65,7 @@ def collect(log: SharedLog, take_checkpoint: Callable[[], Checkpoint]) -> Collec
     gone = _give_up(log, going, evidence)
     log.stats.segments_collected += gone
     log.stats.segments_recycled = log.pool.recycled
-    return _report(gone, starts, dropped)
+    return _report(log, gone, dropped)
 
 
 def _give_up(log: SharedLog, going: list[Segment], evidence: int) -> int:
@@ -96,9 +96,9 @@ def _give_up(log: SharedLog, going: list[Segment], evidence: int) -> int:
     return len(going) - len(left)
 
 
-def _report(
-    segments: int, starts: dict[StreamKey, OpId], dropped: list[tuple[StreamKey, str, int]]
-) -> Collected:
+def _report(log: SharedLog, segments: int, dropped: list[tuple[StreamKey, str, int]]) -> Collected:
+    """What this collection did, with the starts that an earlier one raised before it failed."""
+    starts, log.untold_starts = log.untold_starts, {}
     return Collected(segments, starts, tuple(dropped))
 
 
