@@ -259,7 +259,7 @@ class AsyncClient:
         info = await dropping.deletable(self, name)
         if table_id and info.table_id != table_id:
             raise Rejected(
-                f"{name} now names table {info.table_id}, not {table_id}; nothing was deleted: look again",
+                f"{name} now names table {info.table_id[:8]}, not {table_id[:8]}; nothing was deleted: look again",
                 code=Code.NOT_FOUND,
             )
         left = math.inf
