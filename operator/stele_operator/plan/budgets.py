@@ -138,7 +138,8 @@ def _single(tablets: Sequence[TabletView], pods: Mapping[str, str]) -> str:
     if tablets[0].tablet_id == CATALOG_TABLET_ID:
         return (
             "masters.replicas is 1: while the only master is away, no table can be created and nothing is healed. To drain its "
-            f"machine all the same, delete its pod (kubectl delete pod); it is created again on its volume: {where}"
+            "machine all the same, delete its pod (kubectl delete pod); it is created again on its volume. To avoid this, set "
+            f"masters.replicas to 3: {where}"
         )
     return (
         "a table with replicationFactor 1 cannot be read or written while its node is away. To drain a machine all the "
