@@ -74,7 +74,9 @@ async def test_a_table_that_took_the_name_meanwhile_is_not_deleted(cluster: Loca
         meant = (await client.drop_table("k")).table_id
         await client.create_keyspace("k")
         (other,) = [t.table_id for t in await client.list_tables()]
-        with pytest.raises(Rejected, match=f"k now names table {other}, not {meant}; nothing was") as caught:
+        with pytest.raises(
+            Rejected, match=f"k now names table {other[:8]}, not {meant[:8]}; nothing was"
+        ) as caught:
             await client.delete_table("k", table_id=meant)
         assert caught.value.code is Code.NOT_FOUND
         assert [t.table_id for t in await client.list_tables()] == [other]
