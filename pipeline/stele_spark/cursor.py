@@ -25,8 +25,8 @@ _PATIENCE_S = 60.0
 _AGAIN_S = 0.2
 _RENEW_MOST_S = 300.0
 CLOCKS_APART = 10_000_000 << LOGICAL_BITS
-"""10 s, in hybrid time. A range that was added after a time T has no row older than T less this, because clocks differ by
-less."""
+"""10 s, in hybrid time. Clocks differ by less, so a range that was added after a time T has no row from before
+T - CLOCKS_APART."""
 _RENEWALS = 4
 """How many times a hold is renewed before it would expire."""
 

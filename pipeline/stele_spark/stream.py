@@ -93,7 +93,7 @@ class StreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @one_sentence()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[ds.InputPartition]:
-        """A partition for each tablet. In the first batch, which is the whole table, one for about each 64 MiB.
+        """A partition for each tablet. In a first batch that is the whole table: one for about each `splitBytes`.
 
         Spark asks for an empty batch when it starts again, and may ask twice for one."""
         begin, until = Offset.of(start), Offset.of(end)

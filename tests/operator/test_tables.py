@@ -43,6 +43,19 @@ def test_a_lost_node_degrades_and_a_lost_leader_makes_it_not_ready() -> None:
     assert ready[:2] == ("False", "NoLeader")
 
 
+def test_a_tablet_without_a_leader_is_not_called_new() -> None:
+    world = made()
+    new, lost, *others = world.tablets
+    world.tablets[:] = [
+        replace(new, state="CREATING", leader_node=""),
+        replace(lost, leader_node="", replicas=()),
+        *others,
+    ]
+    ready = conditions(world, "events")["Ready"]
+    assert ready[:2] == ("False", "Creating")
+    assert "2 of 4 tablets serve so far; 1 of the others are being created, 1 have no leader" in ready[2]
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"replicationFactor": 7}, "TooFewNodes", "nodes.replicas=5"),
     ({"primaryKey": ["nope"]}, "InvalidSpec", "primaryKey names a column that columns does not have: nope"),

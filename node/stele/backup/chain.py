@@ -139,7 +139,7 @@ def _defaults(scalar: pa.Scalar, kind: pa.DataType, rows: int) -> pa.Array:
 
 
 class _Stream:
-    """Batches in key order, of which the first rows are taken piece by piece. `age`: the newest has the highest."""
+    """Batches in key order; `upto` takes rows from the front. `age`: higher for newer backups."""
 
     def __init__(self, age: int, batches: Iterator[pa.RecordBatch], schema: Schema) -> None:
         self.age = age

@@ -37,7 +37,9 @@ def why_no_base(newest: Manifest | None, snapshot: int) -> str:
     if newest is None:
         return "there is no complete backup of these tables to build on"
     if newest.snapshot >= snapshot:
-        return f"backup {newest.backup_id} has the rows of {newest.time}, which is no earlier moment"
+        return (
+            f"backup {newest.backup_id} already has the rows of {newest.time}, the same time or a later one"
+        )
     return ""
 
 

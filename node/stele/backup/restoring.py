@@ -60,7 +60,7 @@ async def restore_async(
 ) -> list[Restored]:
     """Make tables from a backup. `backup`: its id or the first digits of it; None: the newest.
 
-    `tables`: names of some of its tables, or new names by their names in the backup; default: all, as they were called.
+    `tables`: some of its tables, by name; or a map from names in the backup to new names. Default: all, as they were called.
     `partitioning`, `replication_factor`: others than they had; an empty list of partitionings: one tablet. `partitioning` may be a mapping
     by names in the backup; tables that it lacks keep theirs. `workers`: who writes the rows; None: this process. `on_rows` is called with a table's name in the backup and the number of rows that were written, as it happens.
 

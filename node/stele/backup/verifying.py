@@ -118,8 +118,9 @@ async def compare_async(
 ) -> Report:
     """Check a backup against itself, and against tables of a cluster.
 
-    `tables`: names of some of its tables, or the names of tables to compare them with, by their names in the backup. A
-    table that was backed up is read as it was at the backup's time. Another one, such as a restored one, is read now.
+    `tables`: some of its tables, by name; or a map from names in the backup to the tables to compare with. Default: all
+    tables, under their own names. A table that was backed up is read as of the backup's time. Any other table, such as a
+    restored one, is read as it is now.
     `workers`: who reads files and tablets; None: this process.
 
     Raises:
@@ -144,7 +145,7 @@ async def compare_async(
 
 
 def named_tables(given: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """Other names of tables by their names in the backup."""
+    """A map from the name of each table in the backup to that of the table to compare it with."""
     if isinstance(given, Mapping):
         arguments.names(list(given.values()), "tables")
         return dict(given)

@@ -70,7 +70,7 @@ class Workers(Protocol):
 
     @property
     def repeats(self) -> bool:
-        """Whether an attempt may still run while, or after, another attempt at its job succeeds."""
+        """Whether a job may have several attempts at once. Then one may still run after another has succeeded."""
 
     async def run(self, jobs: Sequence[Job[R]], parallel: int, tell: Tell) -> list[R]:
         """The results of all jobs, in their order; of each job one successful attempt counts.

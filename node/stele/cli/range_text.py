@@ -26,7 +26,7 @@ Ends = tuple[str, str]
 
 
 def parse_ranges(option: str, texts: Iterable[str]) -> list[Ends]:
-    """The two ends of each text.
+    """Split each text of the form FROM..TO into its two ends, still as text.
 
     Raises:
         click.UsageError: a text is not a range.

@@ -60,7 +60,7 @@ def _widths(natural: list[int], width: int, whole: int) -> list[int]:
 
 
 def _levelled(natural: list[int], width: int) -> list[int]:
-    """The widest are cut until all fit."""
+    """The widths of these columns, the widest of them cut until all fit into `width`."""
     widths = list(natural)
     while (over := _total(widths) - width) > 0:
         widest = max(widths)

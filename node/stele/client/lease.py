@@ -198,7 +198,8 @@ class AsyncLease:
         self._lost.set()
 
     async def lost(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is lost: nobody confirmed it in time, or it was revoked. Others may soon have what it holds.
+        """Wait until the lease is lost: nobody confirmed it in time, or it was revoked or closed. Others may soon
+        have what it holds.
 
         Returns False if it was not lost within `timeout_s`.
         """

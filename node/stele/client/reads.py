@@ -125,7 +125,7 @@ class TableReads:
         return await points.get_many(keys, ids_of(self._name, self._table.schema, columns))
 
     def _points_for(self, max_staleness: float | None, snapshot: int | datetime | None) -> PointReads:
-        """The PointReads for one way to read, whose reads share requests. Those of the latest few ways are kept."""
+        """The PointReads for this staleness or snapshot. Its reads share requests; the last few used are kept."""
         how = how_of(max_staleness, snapshot, self._locations.info)
         if how is None:
             return self._points

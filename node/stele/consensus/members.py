@@ -207,7 +207,8 @@ class Members:
         return self._configs[0]
 
     def learn_sender(self, sender: ReplicaId, from_node: NodeId) -> bool:
-        """Whether to take a message of `sender` from a node on which `node_of` does not place it.
+        """Whether to take a message of `sender` that came from another node than `node_of` says, or from an
+        unknown replica.
 
         If the node of the replica is unknown, remember `from_node` and take the message. Otherwise tell the
         host that the message is dropped.

@@ -29,13 +29,13 @@ class Pending:
     early: asyncio.Future[Outcome] | None = None
 
     def ends(self, outcome: Outcome) -> None:
-        """It was applied, with this outcome."""
+        """The write was applied: its callers get the outcome."""
         for future in (self.future, self.early):
             if future is not None and not future.done():
                 future.set_result(outcome)
 
     def fails(self, error: Exception) -> None:
-        """It never entered a log, or this log dropped it."""
+        """The write never entered a log, or this log dropped it: its callers get the error."""
         for future in (self.future, self.early):
             if future is not None and not future.done():
                 future.set_exception(error)

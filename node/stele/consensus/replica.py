@@ -308,7 +308,7 @@ class Replica:
         )
 
     def has_on(self, node_id: NodeId, replica_id: ReplicaId) -> bool:
-        """Whether the group's replica of this id is on this node, as far as this one knows."""
+        """Whether this replica's configurations place replica `replica_id` of its group on node `node_id`."""
         return self.started is not None and self.started.members.node_of.get(replica_id) == node_id
 
     def on_message(self, from_node: NodeId, sender: ReplicaId, message: Message) -> None:

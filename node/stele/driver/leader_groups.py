@@ -43,7 +43,7 @@ class Groups:
         """The last input for which nothing was left to move: the groups that differed from `_groups`, and the sites of
         nodes. None: a move may be found."""
         self._even: tuple[object, ...] | None = None
-        """As `_spread`, for moves for load: the last input for which none was left, with all that they depend on."""
+        """The last input for which `choose_exchanges` found nothing to move. None: a move may be found."""
 
     def take(self, tablet_id: str, s: Situation | None) -> None:
         """A tablet was judged again; None: it is gone."""

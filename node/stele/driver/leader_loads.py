@@ -35,7 +35,8 @@ _BUSIEST_MAX = 32
 _PAIRS_MAX = 64
 """The most pairs of nodes that are examined for one exchange, those that differ most first."""
 _WAYS_PAIRS_MAX, _WAYS_MAX = 8, 4
-"""Exchanges over other nodes are sought for this many of these pairs, and for this many busiest leaders of each."""
+"""Exchanges by way of other nodes are sought only for the first _WAYS_PAIRS_MAX pairs, and in each pair only for the
+_WAYS_MAX busiest leaders."""
 _WAY_MAX = 3
 """The most leaders that are moved in exchange for one busy leader."""
 
@@ -83,8 +84,11 @@ def _are_alike(own: Counter[str], sites: Sites) -> bool:
 
 
 class _Loads:
-    """Who leads what, while exchanges are chosen. `own`: the loads of nodes. `kinds`: node, zone and machine, each with the
-    place of a node and the loads of all places."""
+    """Who leads what, while exchanges are chosen. `own`: the load of each node.
+
+    `kinds`: (kind, function, loads) for the kinds of place "node", "zone" and "machine". The function gives the place of
+    a node. `loads`: the load of each place.
+    """
 
     def __init__(
         self,

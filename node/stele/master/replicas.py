@@ -30,6 +30,7 @@ async def set_replication_factor(
     Raises:
         Rejected: NOT_FOUND. INVALID_ARGUMENT, it is not one of REPLICATION_FACTORS, or there are too few
             machines or too little room for it. TOO_LARGE, the tables would no longer fit into one view.
+            UNSUPPORTED_VERSION, this needs a cluster version that is not finalized.
         Retryable: NOT_READY, too few nodes answer now.
     """
     factor = request.replication_factor

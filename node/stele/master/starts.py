@@ -100,7 +100,7 @@ class Starts:
         Heartbeats that come during a call share its answer, so a flood of forged ones keeps no true one out.
 
         Raises:
-            Retryable: THROTTLED, it answers, but to a call that began before this heartbeat came.
+            Retryable: THROTTLED, it answers, but to a call that an earlier heartbeat began.
         """
         node_id, incarnation, digest = life.node_id, life.incarnation, start_digest(life.start)
         call = self._calls.get(node_id)

@@ -65,7 +65,7 @@ class KeyOp(IntEnum):
 
 
 LEASE_OPS = frozenset((KeyOp.GRANT, KeyOp.REVOKE))
-"""What is done with leases: their keys are no keys of the key space."""
+"""The operations on leases. Their `key` names a lease, not a key of the key space."""
 _CHANGES = (KeyOp.REPLACE, KeyOp.DELETE)
 
 

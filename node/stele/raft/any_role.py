@@ -96,7 +96,7 @@ def take_stall(role: Acting, event: SyncStalled) -> None:
 
 
 def take_report_failed(role: Acting, event: ReportFailed) -> None:
-    """Abstain from now on."""
+    """This replica is FAILED: from now on it neither votes, campaigns nor leads, and its answers say so."""
     role.switch.fail(event.reason)
 
 
@@ -211,9 +211,9 @@ def _answer_vote(
 
 
 def take_vote_response(role: Acting, sender: ReplicaId, response: VoteResponse) -> bool:
-    """Note what an answer to a vote request shows, even a late one.
+    """Adopt a higher term from a vote response, and note that the lost leader's node is back if it answered.
 
-    Returns whether it may count as a vote.
+    Also for a late response. Returns whether it may count as a vote.
     """
     state = role.state
     if sender == state.lost_leader:

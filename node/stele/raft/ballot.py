@@ -36,8 +36,8 @@ class Ballot:
         self.released = released
         """As in `VoteRequest`."""
         self.lost = False
-        """Every voter has answered: too few granted their vote, and too few refused for another candidate to
-        win."""
+        """Whether the vote is split: every voter has answered, and neither those that granted their vote nor
+        those that refused it are a majority."""
         self.own_after = state.outbox.hard_barrier()
         """Id of the Persist that holds this replica's vote for itself."""
         self._votes: dict[int, bool] = {}

@@ -29,7 +29,8 @@ class Replication:
         self._reads = reads
         self._lease = lease
         self.early_index = 0
-        """The newest entry of which the owner wants to know that every voter has it in its file; 0: none."""
+        """Index of the newest entry that the owner asked about: it wants to know when every voter has written it.
+        0: none."""
         self._request: UpdateRequest | None = None
         """The last message with entries of this turn.
 

@@ -102,8 +102,8 @@ class RaftState:
         self.heard_ms: int | None = None
         """When a live leader was last heard; None after an election, and after the leader's node failed."""
         self.caught_up_ms: int | None = None
-        """A time on the owner's clock: all entries that the leader said were committed then have been handed
-        out."""
+        """A time on the owner's clock. Every entry that the leader had reported as committed by then has been
+        handed out."""
         self.failed = initial.failed
         self.has_data = not initial.witness_without_data
         self.fit = True

@@ -39,7 +39,7 @@ class Place:
 
 
 class Places:
-    """`count` places for one kind of stream."""
+    """Lets at most `count` streams of one kind be served at once. Each takes a `Place`."""
 
     def __init__(self, count: int) -> None:
         self._count = count

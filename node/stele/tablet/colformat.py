@@ -260,7 +260,7 @@ def _parse(version: int, body: bytes, size: int) -> Footer:
 
 def _group(rows: Any, first_key: Any, deletes: Any, unique: Any, oldest: Any, newest: Any) -> list[Any]:
     if not isinstance(first_key, str):
-        raise ValueError(f"a group's first key is {str(first_key)[:40]}")
+        raise ValueError(f"a group's first key is {str(first_key)[:40]}; expected text")
     times = [whole_number(time, _U64_MAX) for time in (oldest, newest)]
     return [
         whole_number(rows, _ROWS_MAX, 1),

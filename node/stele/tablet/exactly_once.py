@@ -6,8 +6,8 @@ entries.
 A client id has outcomes for its sequences at or above its lowest unfinished one. An id is forgotten if it was
 idle for `idle_us` when a write or a ceiling is applied, or if newer ids need its place. Then the expiry mark
 rises to the time that the id was made. An unknown id that was made at or below the mark is TOO_OLD for ever:
-the outcome of its writes is unknown. An id made in the future, once forgotten, would turn away all ids made
-before that time; leaders refuse it.
+the outcome of its writes is unknown. Leaders refuse an id made in the future. Once forgotten, it would raise
+the mark to that time, and until then all new ids would be TOO_OLD.
 
 The rules of applying never change. So a leader limits what a client may add before it proposes the write
 (`admit`).

@@ -1,8 +1,9 @@
-"""Which groups of rows a scan need not read, because no row in them can be wanted. Called by view.py; opens no files.
+"""Which groups of rows a scan need not read, judged by its predicates. Called by view.py; opens no files.
 
-A group is never left out only because none of its rows is wanted: they may hide older rows that are (`needed`).
+A group without wanted rows may hide older versions that are wanted. So it is skipped only if no older source has
+a group that can hold wanted rows (`needed`).
 
-Invariant: a group is passed over only if some predicate is true for none of its rows, in any version.
+Invariant: in a skipped group some predicate is true for no row, in any version.
 """
 
 from __future__ import annotations

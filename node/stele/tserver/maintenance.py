@@ -137,7 +137,7 @@ class Maintenance:
             try:
                 await step()
             except SteleError as exc:
-                log.warning("maintenance", error=str(exc))
+                log.warning("a round of maintenance failed; the next round tries again", error=str(exc))
             except Exception:
                 log.exception("a round of maintenance failed; the next round tries again")
 

@@ -192,7 +192,8 @@ class AppendQueue:
         return True
 
     def _end_of_turn(self) -> None:
-        """Runs in the loop's thread, without the lock."""
+        """Let the loop write what is queued, or wake the thread for it. Called by the loop, which does not hold
+        the lock."""
         with self._lock:
             self._deferred = False
             if not self.items or self.writer is not Writer.NOBODY:

@@ -198,8 +198,11 @@ def _first_link(linked: Linked) -> int:
 def _replay_parts(
     log: SharedLog, linked: Linked, replay: Replay, position: Position, rows: FooterRows
 ) -> list[tuple[bytes, int]]:
-    """Replay all but the suffix. Returns the suffix's (body, number of records). Fills `rows` with the tail's
-    rows."""
+    """Replay all groups but the suffix, which is not proved to be synced (see `Part`).
+
+    Returns (body, number of records) of each group of the suffix. Fills `rows` with what the last segment
+    holds of each stream.
+    """
     suffix: list[tuple[bytes, int]] = []
     for part in linked.parts:
         if part.scan.header is None:

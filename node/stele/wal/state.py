@@ -243,8 +243,8 @@ class State:
 
     @property
     def needs_nothing(self) -> bool:
-        """Whether nobody will read its entries again. Evidence of damage is set aside (see
-        `stele.wal.quarantine`)."""
+        """Whether nobody will read its entries again, so that their segments can go. Segments that show damage
+        are set aside first (`stele.wal.quarantine`)."""
         return self.tombstoned or self.abandoned or self.failed is not None
 
     # --- entries, once written

@@ -51,7 +51,7 @@ _GONE = [
 
 
 def job_name(name: str, what: str, uid: str) -> str:
-    """Name of the Job of a resource. It ends with digits of the uid, so that a resource that was created anew has another."""
+    """Name of the Job of a resource. It ends with a hash of the uid, so that a resource created anew gets another Job."""
     plain = re.sub(r"[^a-z0-9-]", "-", name)[:36].strip("-")
     digits = hashlib.blake2b(f"{uid}/{what}/{name}".encode(), digest_size=4).hexdigest()
     return f"{plain}-{what}-{digits}"

@@ -1,11 +1,12 @@
-"""Finds out whose volume a claim is if somebody changed its labels or annotations. Called by cluster_plan;
-pure.
+"""Finds the node of a claim whose labels or annotations somebody changed. Called by cluster_plan; pure.
 
-A member's name has a serial, so the catalog (before it exists, the identity) maps each name to one node. That
-is not a proof: somebody else may have created a claim of that name. So its pod must have been created for this
-very claim, or its remaining metadata must say that it is ours. If its volume is another node's all the same,
-the node refuses it. Invariant: what a claim says has precedence. A claim that nothing proves ours is left
-alone.
+Names of members are never used again, so each name belongs to one node. The catalog says which; before there is
+a catalog, the identity (`Identity`) does. The name alone proves nothing: somebody else may have created a claim
+of that name. So the claim's pod must have been created for this very claim, or its remaining metadata must say
+that it is ours. If the volume is another node's nevertheless, the node refuses it.
+
+Invariant: the node that a claim names has precedence, if the claim's name is on record for that node. A claim that
+nothing proves ours is left alone.
 """
 
 from __future__ import annotations

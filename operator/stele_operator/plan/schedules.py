@@ -166,7 +166,9 @@ def _begin(
         stops += (Remove("TabletBackup", one.name, one.uid),)
         events.append(
             Said(
-                "BackupReplaced", f"TabletBackup {one.name} still ran at the next time; it is given up", True
+                "BackupReplaced",
+                f"TabletBackup {one.name} still ran when the next backup was due; it is deleted",
+                True,
             )
         )
     if count > 1:

@@ -289,7 +289,16 @@ def _staying(
             message = f"{counts.unavailable} of {counts.total} tablets have no leader"
             if reason == "Creating":
                 served = counts.total - counts.unavailable
-                message = f"table {table.name}: {served} of {counts.total or 'its'} tablets serve so far; the others are new"
+                lost = counts.unavailable - counts.creating
+                others = (
+                    f"{counts.creating} of the others are being created"
+                    if lost
+                    else "the others are being created"
+                )
+                message = (
+                    f"table {table.name}: {served} of {counts.total or 'its'} tablets serve so far; {others}"
+                )
+                message += f", {lost} have no leader" if lost else ""
             found(Kind.NOT_READY, reason, message)
         if counts.under_replicated:
             message = f"{counts.under_replicated} of {counts.total} tablets have lost a voter"

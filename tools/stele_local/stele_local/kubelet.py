@@ -201,7 +201,8 @@ class Pod:
             )
 
     def _program(self, container: Json) -> Program:
-        """Raises NotYet while a volume or a config map is missing."""
+        """What to run for a container. Raises NotYet while a volume or a config map is missing, and without a
+        command."""
         sources = self._kubelet.sources
         mounted = podspec.mounts(sources, self._pod, container, self._home)
         declared = podspec.environment(sources, self._pod, container)

@@ -115,7 +115,7 @@ class Scheduler:
         return ""
 
     def _spread(self, pod: Json, rule: Json) -> dict[str, int]:
-        """The number of pods that a constraint counts, for each place with a machine for the pod."""
+        """For each topology domain with a machine for the pod: the number of pods that the constraint counts."""
         key, spec = rule["topologyKey"], pod["spec"]
         able = [
             n
