@@ -211,7 +211,7 @@ async def test_the_command(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatc
     assert code == 0, err
     (row,) = [json.loads(line) for line in out.splitlines()]
     assert (row["id"], row["name"], row["_op"]) == (1, None, "delete")
-    following = err.split("up to ")[1].split(":")[0]
+    following = err.split("up to ")[1].split(";")[0]
     code, out, err = await run("table", "scan", "t", "--since", since, "--every", "--columns", "id")
     assert code == 0 and [line.split()[:2] for line in out.splitlines()[1:]] == [
         ["1", "upsert"],
