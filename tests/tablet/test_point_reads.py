@@ -13,9 +13,10 @@ from stele.model.block import RowOp, encode_block
 from stele.model.errors import Code, Rejected
 from stele.model.ids import HybridTime
 from stele.model.schema import Schema
-from stele.tablet import colwriter
+from stele.tablet import colfile, colwriter
+from stele.tablet.view import View
 from tests.tablet.test_lookups import _apply
-from tests.tablet.twin import FOREVER, START_US, flush, new_store
+from tests.tablet.twin import FOREVER, START_US, compact, flush, new_store
 
 SCHEMAS = {
     "one length": Schema.make([("k", "int64"), ("t", "string", True), ("n", "int64", True)], ["k"]),
@@ -98,3 +99,58 @@ def test_rows_that_are_copied_together_count_towards_the_size_of_an_answer(tmp_p
         with pytest.raises(Rejected) as caught:
             view.get(_encoded(schema, list(range(120))), bytes_max=100_000)
         assert caught.value.code is Code.TOO_LARGE
+
+
+READ_BYTES_MAX = 8_000_000
+
+
+def _got(view: View, wanted: pa.BinaryArray, bytes_max: int | None = None) -> pa.RecordBatch:
+    """The rows. No read through here may take more of Arrow's memory than READ_BYTES_MAX: the pool has one peak for all."""
+    usual, counted = pa.default_memory_pool(), pa.system_memory_pool()
+    assert usual.backend_name != counted.backend_name, "this pool would have the peak of everything else, too"
+    pa.set_memory_pool(counted)
+    try:
+        return view.get(wanted, bytes_max=bytes_max)[0]
+    finally:
+        pa.set_memory_pool(usual)
+        assert counted.max_memory() < READ_BYTES_MAX
+
+
+@pytest.mark.parametrize("count", [20, 40])
+def test_rows_of_many_compressed_groups_keep_few_of_them_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Each row was a part of its decompressed group until the last one was found: 48 keys of 48 groups took 790 MB."""
+    monkeypatch.setattr(colwriter, "GROUP_ROWS", 500)
+    monkeypatch.setattr(colfile, "_inflated", colfile._Kept(100, 0))
+    schema = SCHEMAS["one length"]
+    store = new_store(tmp_path / "t", FOREVER, schema)
+    ids, rows = [int(c.id) for c in schema.columns], 20_000
+    texts = pa.array([f"{n:06d}" + "x" * 994 for n in range(rows)])
+    arrays = [pa.array(range(rows), pa.int64()), texts, pa.nulls(rows, pa.int64())]
+    for index, start in enumerate((0, rows // 2), 1):
+        half = [array.slice(start, rows // 2) for array in arrays]
+        batch = pa.RecordBatch.from_arrays(half, schema=schema.to_arrow(ids))
+        _apply(store, index, encode_block(RowOp.UPSERT, ids, batch, 1))
+        flush(store)
+    assert compact(store)
+    with store.view() as view:
+        found = _got(view, _encoded(schema, list(range(0, rows, rows // count))))
+    assert found.column("t").to_pylist() == texts.to_pylist()[:: rows // count]
+
+
+def test_rows_that_are_too_large_together_are_not_all_copied(tmp_path: Path) -> None:
+    """Their size was looked at after all had been copied."""
+    schema = Schema.make([("k", "int64"), *((f"t{n}", "string") for n in range(20))], ["k"])
+    store = new_store(tmp_path / "t", FOREVER, schema)
+    ids, rows = [int(c.id) for c in schema.columns], 1_000
+    arrays = [
+        pa.array(range(rows), pa.int64()),
+        *(pa.array([f"{n:01000d}" for n in range(rows)]) for _ in ids[1:]),
+    ]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=schema.to_arrow(ids))
+    _apply(store, 1, encode_block(RowOp.UPSERT, ids, batch, 1))
+    flush(store)
+    with store.view() as view, pytest.raises(Rejected) as caught:
+        _got(view, _encoded(schema, list(range(rows))), bytes_max=1_000_000)
+    assert caught.value.code is Code.TOO_LARGE

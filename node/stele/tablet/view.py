@@ -50,13 +50,14 @@ _MANY_KEYS = 32
 """From this many keys on, one search for all costs less than one for each."""
 
 _COPIED_ROWS = 8
-"""How many parts of a point read are copied before their size is checked. A long row is a part of its own."""
+"""How many single rows of a point read are copied together, before their size is checked. Asking for the size costs more than
+copying a few small rows."""
 
 _FEW_ROWS = 3
 """Up to this many rows of a group are copied one by one."""
 
 _COPIED_VALUES = 4_096
-"""The most values of a part of a point read that has several rows. None of them is long."""
+"""The most values of several rows that are copied together. None of them is long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,54 @@ class _Found(NamedTuple):
 
     places: Sequence[int]
     rows: pa.RecordBatch
+
+
+class _Answer:
+    """Collects the rows that a point read finds. Copies them part by part: so it keeps few groups in memory, and soon
+    notices that the rows take more than `bytes_max` bytes. `brief`: copies at the end, and does not check the size."""
+
+    __slots__ = ("_brief", "_bytes", "_bytes_max", "_copied", "_single")
+
+    def __init__(self, bytes_max: int | None, brief: bool) -> None:
+        self._bytes_max, self._brief = bytes_max, brief
+        self._single: list[_Found] = []
+        self._copied: list[_Found] = []
+        self._bytes = 0  # of `_copied`
+
+    def add_one(self, place: int, row: pa.RecordBatch) -> None:
+        """Add the row of the key at this place. Raises Rejected: TOO_LARGE."""
+        self._single.append(_Found((place,), row))
+        if not self._brief and len(self._single) == _COPIED_ROWS:
+            self._copy()
+
+    def add_copy(self, places: Sequence[int], rows: pa.RecordBatch) -> None:
+        """Add a copy of the rows of the keys at these places. Raises Rejected: TOO_LARGE."""
+        self._copied.append(_Found(places, rows))
+        self._bytes += rows.nbytes
+        if self._bytes_max is not None and self._bytes > self._bytes_max:
+            raise Rejected(
+                f"the rows of one read take {self._bytes} bytes or more; at most {self._bytes_max} are allowed; "
+                "read fewer at once",
+                code=Code.TOO_LARGE,
+            )
+
+    def _copy(self) -> None:
+        single, self._single = self._single, []
+        self.add_copy([at for part in single for at in part.places], concat_batches([p.rows for p in single]))
+
+    def end(self, values: Sequence[bytes], schema: pa.Schema) -> tuple[pa.RecordBatch, list[int]]:
+        """(the rows in the order of their keys, the places of these). `values`: all keys. Raises Rejected: TOO_LARGE."""
+        if self._single and not self._brief:
+            self._copy()
+        found = sorted(self._copied + self._single, key=lambda part: values[part.places[0]])
+        if not found:
+            return pa.RecordBatch.from_pylist([], schema=schema), []
+        places = [at for part in found for at in part.places]
+        rows = concat_batches([part.rows for part in found])
+        order = sorted(range(len(places)), key=lambda at: values[places[at]])
+        if order == list(range(len(places))):
+            return rows, places
+        return rows.take(pa.array(order, pa.int64())), [places[at] for at in order]
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +394,7 @@ class View:
         wanted = tuple(self._column(i) for i in (column_ids or self.schema.column_ids))
         schema = self.schema.to_arrow(tuple(int(c.id) for c in wanted))
         values = keys.to_pylist()
-        found: list[_Found] = []
+        found = _Answer(bytes_max, brief)
         left = sorted(range(len(values)), key=values.__getitem__)
         for memory in self._memory:
             if left:
@@ -359,40 +408,14 @@ class View:
                 left = self._get_few_from_file(file, oldest, values, left, found, wanted, schema, brief)
             else:
                 left = self._get_many_from_file(file, oldest, keys, left, found, wanted, schema)
-        if not found:
-            return pa.RecordBatch.from_pylist([], schema=schema), []
-        found.sort(key=lambda part: values[part.places[0]])
-        places = [at for part in found for at in part.places]
-        batches = [part.rows for part in found]
-        rows = concat_batches(batches) if brief else self._joined(batches, bytes_max)
-        order = sorted(range(len(places)), key=lambda at: values[places[at]])
-        if order == list(range(len(places))):
-            return rows, places
-        return rows.take(pa.array(order, pa.int64())), [places[at] for at in order]
-
-    @staticmethod
-    def _joined(batches: Sequence[pa.RecordBatch], bytes_max: int | None) -> pa.RecordBatch:
-        """One batch of these. The size is checked after each _COPIED_ROWS batches, because asking for it costs more than
-        copying a few small ones. Raises Rejected: TOO_LARGE."""
-        parts, size = [], 0
-        for start in range(0, len(batches), _COPIED_ROWS):
-            part = concat_batches(batches[start : start + _COPIED_ROWS])
-            parts.append(part)
-            size += part.nbytes
-            if bytes_max is not None and size > bytes_max:
-                raise Rejected(
-                    f"the rows of one read take {size} bytes or more; at most {bytes_max} are allowed; "
-                    "read fewer at once",
-                    code=Code.TOO_LARGE,
-                )
-        return concat_batches(parts)
+        return found.end(values, schema)
 
     def _get_from_memory(
         self,
         memory: MemView,
         values: Sequence[bytes],
         left: Sequence[int],
-        found: list[_Found],
+        found: _Answer,
         columns: tuple[Column, ...],
         schema: pa.Schema,
         brief: bool,
@@ -405,7 +428,7 @@ class View:
             if version is None:
                 missing.append(at)
             elif (row := version[1]) is not None:
-                found.append(_Found((at,), projected(row, written, columns, schema)))
+                found.add_one(at, projected(row, written, columns, schema))
         return missing
 
     def _get_few_from_file(
@@ -414,7 +437,7 @@ class View:
         oldest: bool,
         values: Sequence[bytes],
         left: Sequence[int],
-        found: list[_Found],
+        found: _Answer,
         columns: tuple[Column, ...],
         schema: pa.Schema,
         brief: bool,
@@ -435,7 +458,7 @@ class View:
                 marks[group] = file.deleted(group, brief=brief)
             deleted = marks[group]
             if deleted is None or not deleted[row]:
-                found.append(_Found((at,), file.row(group, row, columns, schema, brief=brief)))
+                found.add_one(at, file.row(group, row, columns, schema, brief=brief))
         return missing
 
     def _get_many_from_file(
@@ -444,7 +467,7 @@ class View:
         oldest: bool,
         keys: pa.BinaryArray,
         left: Sequence[int],
-        found: list[_Found],
+        found: _Answer,
         columns: tuple[Column, ...],
         schema: pa.Schema,
     ) -> list[int]:
@@ -463,13 +486,12 @@ class View:
             places, versions = sought[members[live]].tolist(), versions[live]
             if len(places) <= _FEW_ROWS or file.any_long(group, columns):
                 for at, row in zip(places, versions.tolist()):
-                    found.append(_Found((at,), file.row(group, row, columns, schema)))
+                    found.add_one(at, file.row(group, row, columns, schema))
             else:
                 step = max(1, _COPIED_VALUES // len(columns))
                 for start in range(0, len(places), step):
                     part = slice(start, start + step)
-                    batch = file.rows_at(group, versions[part], columns, schema)
-                    found.append(_Found(places[part], batch))
+                    found.add_copy(places[part], file.rows_at(group, versions[part], columns, schema))
         rest: list[int] = sought[missing].tolist()
         return rest
 
