@@ -1,4 +1,4 @@
-"""An immutable view of a store at one snapshot: scans, point reads, checksum. Any thread, while writes go on.
+"""An immutable view of a store at one snapshot: scans, point reads (point_read.py), checksum. Any thread, while writes go on.
 
 A scan handles one cluster after the other: sources (files, memtables) whose key bounds overlap. A file that
 overlaps nothing is streamed straight from its map. Overlapping sources are merged piece by piece in key
@@ -17,9 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from stele.model import keys as key_bytes
@@ -27,7 +25,6 @@ from stele.model.checksum import MASK, checksum
 from stele.model.clock import physical_us, utc
 from stele.model.column import Column
 from stele.model.errors import Code, Rejected
-from stele.model.hashing import hash_binary, hash_bytes
 from stele.model.ids import OpId
 from stele.model.key_bounds import KeyRange, key_ranges, within
 from stele.model.predicate import ScanSpec
@@ -37,27 +34,14 @@ from stele.tablet.colfile import ColumnFile
 from stele.tablet.filters import Filter
 from stele.tablet.masks import LiveMasks
 from stele.tablet.memtable import MemView
-from stele.tablet.projection import projected
+from stele.tablet.point_read import PointRead
 from stele.tablet.skipping import Wanted, needed, runs_of
-from stele.tablet.sorted_runs import Mask, Run, concat_batches, visible
+from stele.tablet.sorted_runs import Run, visible
 from stele.tablet.sources import MemorySource, Source, clusters, mostly, pieces, reads
 
 _SIGN_OF_LIFE = 32
 """After this many batches without a wanted row, an empty batch is yielded, so that the caller sees
 progress."""
-
-_MANY_KEYS = 32
-"""From this many keys on, one search for all costs less than one for each."""
-
-_COPIED_ROWS = 8
-"""How many single rows of a point read are copied together, before their size is checked. Asking for the size costs more than
-copying a few small rows."""
-
-_FEW_ROWS = 3
-"""Up to this many rows of a group are copied one by one."""
-
-_COPIED_VALUES = 4_096
-"""The most values of several rows that are copied together. None of them is long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,61 +51,6 @@ class TableChecksum:
 
     rows: int
     checksum: int
-
-
-class _Found(NamedTuple):
-    """Rows that a point read has found, and which of its keys they have."""
-
-    places: Sequence[int]
-    rows: pa.RecordBatch
-
-
-class _Answer:
-    """Collects the rows that a point read finds. Copies them part by part: so it keeps few groups in memory, and soon
-    notices that the rows take more than `bytes_max` bytes. `brief`: copies at the end, and does not check the size."""
-
-    __slots__ = ("_brief", "_bytes", "_bytes_max", "_copied", "_single")
-
-    def __init__(self, bytes_max: int | None, brief: bool) -> None:
-        self._bytes_max, self._brief = bytes_max, brief
-        self._single: list[_Found] = []
-        self._copied: list[_Found] = []
-        self._bytes = 0  # of `_copied`
-
-    def add_one(self, place: int, row: pa.RecordBatch) -> None:
-        """Add the row of the key at this place. Raises Rejected: TOO_LARGE."""
-        self._single.append(_Found((place,), row))
-        if not self._brief and len(self._single) == _COPIED_ROWS:
-            self._copy()
-
-    def add_copy(self, places: Sequence[int], rows: pa.RecordBatch) -> None:
-        """Add a copy of the rows of the keys at these places. Raises Rejected: TOO_LARGE."""
-        self._copied.append(_Found(places, rows))
-        self._bytes += rows.nbytes
-        if self._bytes_max is not None and self._bytes > self._bytes_max:
-            raise Rejected(
-                f"the rows of one read take {self._bytes} bytes or more; at most {self._bytes_max} are allowed; "
-                "read fewer at once",
-                code=Code.TOO_LARGE,
-            )
-
-    def _copy(self) -> None:
-        single, self._single = self._single, []
-        self.add_copy([at for part in single for at in part.places], concat_batches([p.rows for p in single]))
-
-    def end(self, values: Sequence[bytes], schema: pa.Schema) -> tuple[pa.RecordBatch, list[int]]:
-        """(the rows in the order of their keys, the places of these). `values`: all keys. Raises Rejected: TOO_LARGE."""
-        if self._single and not self._brief:
-            self._copy()
-        found = sorted(self._copied + self._single, key=lambda part: values[part.places[0]])
-        if not found:
-            return pa.RecordBatch.from_pylist([], schema=schema), []
-        places = [at for part in found for at in part.places]
-        rows = concat_batches([part.rows for part in found])
-        order = sorted(range(len(places)), key=lambda at: values[places[at]])
-        if order == list(range(len(places))):
-            return rows, places
-        return rows.take(pa.array(order, pa.int64())), [places[at] for at in order]
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,107 +322,12 @@ class View:
         """
         wanted = tuple(self._column(i) for i in (column_ids or self.schema.column_ids))
         schema = self.schema.to_arrow(tuple(int(c.id) for c in wanted))
-        values = keys.to_pylist()
-        found = _Answer(bytes_max, brief)
-        left = sorted(range(len(values)), key=values.__getitem__)
+        read = PointRead(keys, wanted, schema, self.snapshot, bytes_max, brief=brief)
         for memory in self._memory:
-            if left:
-                left = self._get_from_memory(memory, values, left, found, wanted, schema, brief)
+            read.from_memory(memory)
         for file in self._files:
-            if not left or file.min_time > self.snapshot:
-                continue
-            # A key that the newer files do not have is probably in the oldest one. Its filter would cost more than a search.
-            oldest = file is self._files[-1]
-            if brief or len(left) < _MANY_KEYS:
-                left = self._get_few_from_file(file, oldest, values, left, found, wanted, schema, brief)
-            else:
-                left = self._get_many_from_file(file, oldest, keys, left, found, wanted, schema)
-        return found.end(values, schema)
-
-    def _get_from_memory(
-        self,
-        memory: MemView,
-        values: Sequence[bytes],
-        left: Sequence[int],
-        found: _Answer,
-        columns: tuple[Column, ...],
-        schema: pa.Schema,
-        brief: bool,
-    ) -> list[int]:
-        """Add the rows of those keys that this memtable has to `found`, unless they were deleted. Returns the places of
-        the keys that it does not have."""
-        missing, written = [], memory.table.schema
-        for at in left:
-            version = memory.find(values[at], self.snapshot, brief=brief)
-            if version is None:
-                missing.append(at)
-            elif (row := version[1]) is not None:
-                found.add_one(at, projected(row, written, columns, schema))
-        return missing
-
-    def _get_few_from_file(
-        self,
-        file: ColumnFile,
-        oldest: bool,
-        values: Sequence[bytes],
-        left: Sequence[int],
-        found: _Answer,
-        columns: tuple[Column, ...],
-        schema: pa.Schema,
-        brief: bool,
-    ) -> list[int]:
-        """As `_get_from_memory`, for a file, which is asked for each key by itself."""
-        missing = []
-        marks: dict[int, Mask | None] = {}
-        for at in left:
-            key = values[at]
-            place = file.find_one(key, None if oldest else hash_bytes(key), brief=brief)
-            row = -1
-            if place is not None:
-                group, row = place[0], file.version_at(*place, self.snapshot, brief=brief)
-            if row < 0:
-                missing.append(at)
-                continue
-            if group not in marks:
-                marks[group] = file.deleted(group, brief=brief)
-            deleted = marks[group]
-            if deleted is None or not deleted[row]:
-                found.add_one(at, file.row(group, row, columns, schema, brief=brief))
-        return missing
-
-    def _get_many_from_file(
-        self,
-        file: ColumnFile,
-        oldest: bool,
-        keys: pa.BinaryArray,
-        left: Sequence[int],
-        found: _Answer,
-        columns: tuple[Column, ...],
-        schema: pa.Schema,
-    ) -> list[int]:
-        """As `_get_from_memory`, for a file, which is asked for the keys of each group together."""
-        wanted, sought = keys.take(pa.array(left, pa.int64())), np.array(left, np.int64)
-        groups, rows = file.find(wanted, None if oldest else hash_binary(wanted))
-        missing = groups < 0
-        for group in np.unique(groups[~missing]).tolist():
-            members = np.flatnonzero(groups == group)
-            versions = file.versions_at(group, rows[members], self.snapshot)
-            missing[members[versions < 0]] = True
-            deleted = file.deleted(group)
-            live = versions >= 0
-            if deleted is not None:
-                live &= ~deleted[versions]  # -1 takes the last mark, and is no live row anyway
-            places, versions = sought[members[live]].tolist(), versions[live]
-            if len(places) <= _FEW_ROWS or file.any_long(group, columns):
-                for at, row in zip(places, versions.tolist()):
-                    found.add_one(at, file.row(group, row, columns, schema))
-            else:
-                step = max(1, _COPIED_VALUES // len(columns))
-                for start in range(0, len(places), step):
-                    part = slice(start, start + step)
-                    found.add_copy(places[part], file.rows_at(group, versions[part], columns, schema))
-        rest: list[int] = sought[missing].tolist()
-        return rest
+            read.from_file(file, oldest=file is self._files[-1])
+        return read.end()
 
     def checksum(self) -> TableChecksum:
         """Count and checksum of all live rows at the snapshot.
