@@ -52,8 +52,12 @@ def test_a_tablet_without_a_leader_is_not_called_new() -> None:
         *others,
     ]
     ready = conditions(world, "events")["Ready"]
+    assert ready[:2] == ("False", "NoLeader"), "what needs somebody is told first"
+    assert "1 of 4 tablets have no leader; 1 others are still being created" in ready[2]
+    world.tablets[:] = [replace(new, state="CREATING", leader_node=""), lost, *others]
+    ready = conditions(world, "events")["Ready"]
     assert ready[:2] == ("False", "Creating")
-    assert "2 of 4 tablets serve so far; 1 of the others are being created, 1 have no leader" in ready[2]
+    assert "3 of 4 tablets serve so far; the others are being created" in ready[2]
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [

@@ -285,20 +285,14 @@ def _staying(
             actions = _factor(o, group, spec, table, findings)
         counts = health.of(table.table_id).counts
         if counts.total == 0 or counts.unavailable:
-            reason = "Creating" if counts.creating or not counts.total else "NoLeader"
-            message = f"{counts.unavailable} of {counts.total} tablets have no leader"
-            if reason == "Creating":
-                served = counts.total - counts.unavailable
-                lost = counts.unavailable - counts.creating
-                others = (
-                    f"{counts.creating} of the others are being created"
-                    if lost
-                    else "the others are being created"
-                )
-                message = (
-                    f"table {table.name}: {served} of {counts.total or 'its'} tablets serve so far; {others}"
-                )
-                message += f", {lost} have no leader" if lost else ""
+            lost = counts.unavailable - counts.creating
+            if lost:
+                reason = "NoLeader"
+                message = f"{lost} of {counts.total} tablets have no leader"
+                message += f"; {counts.creating} others are still being created" if counts.creating else ""
+            else:
+                reason, served = "Creating", counts.total - counts.unavailable
+                message = f"table {table.name}: {served} of {counts.total or 'its'} tablets serve so far; the others are being created"
             found(Kind.NOT_READY, reason, message)
         if counts.under_replicated:
             message = f"{counts.under_replicated} of {counts.total} tablets have lost a voter"
