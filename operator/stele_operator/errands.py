@@ -346,14 +346,16 @@ def seen_job(job: Json, pods: Sequence[Json], now_s: float) -> JobSeen:
         ended_s=seconds_of(ended),
         failed=int(status.get("failed") or 0),
         deleting="deletionTimestamp" in metadata,
-        last=max(ends, key=lambda end: end[0])[1] if ends else {},
+        last=max(ends, key=lambda end: end[:2])[2] if ends else {},
         pod_started_s=seconds_of((newest or {}).get("status", {}).get("startTime")) if newest else 0.0,
         waits=_waits(newest, now_s) if newest is not None else "",
     )
 
 
-def _end(pod: Json) -> tuple[float, Json] | None:
-    """(When its container ended, what it said); None while it runs."""
+def _end(pod: Json) -> tuple[float, bool, Json] | None:
+    """(When its container ended, whether well, what it said); None while it runs.
+
+    Of ends in one second a good one is the last, as a Job starts no pod after it."""
     for status in (pod.get("status") or {}).get("containerStatuses") or ():
         ended = (status.get("state") or {}).get("terminated")
         if ended is None:
@@ -363,7 +365,7 @@ def _end(pod: Json) -> tuple[float, Json] | None:
             reason, code = ended.get("reason") or "Error", ended["exitCode"]
             text = " ".join(str(ended.get("message") or "").split())[-300:]
             said = {"killed": f"its pod ended with {code} ({reason}){f': {text}' if text else ''}"}
-        return seconds_of(ended.get("finishedAt")), said
+        return seconds_of(ended.get("finishedAt")), not ended.get("exitCode"), said
     return None
 
 

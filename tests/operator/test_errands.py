@@ -336,3 +336,22 @@ def test_a_job_is_read_from_what_kubernetes_says() -> None:
     }
     assert seen_job(raw, pods[:1], NOW).state == "failed"
     assert last_line('noise\n{"a":1}\n{"b":2}\n{cut') == {"b": 2}
+
+
+@pytest.mark.parametrize("good", ["p1", "p2"])
+def test_of_two_ends_in_one_second_the_good_one_is_what_a_backup_says(good: str) -> None:
+    """Kubernetes tells seconds. A pod was killed and its successor done within one: the status had no rows."""
+    states: dict[bool, Json] = {
+        False: {"exitCode": 137, "reason": "Error", "finishedAt": "2026-01-01T00:01:00Z"},
+        True: {"exitCode": 0, "message": '{"backup":"b","rows":5}', "finishedAt": "2026-01-01T00:01:00Z"},
+    }
+    pods = [
+        {"metadata": {"name": name, "creationTimestamp": "2026-01-01T00:00:00Z"},
+         "status": {"containerStatuses": [{"state": {"terminated": states[name == good]}}]}}
+        for name in ("p1", "p2")
+    ]  # fmt: skip
+    raw = {
+        "metadata": {"name": "j", "uid": "u", "resourceVersion": "1"},
+        "status": {"failed": 1, "conditions": [{"type": "Complete", "status": "True"}]},
+    }
+    assert seen_job(raw, pods, NOW).last == {"backup": "b", "rows": 5}
