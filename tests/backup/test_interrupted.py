@@ -192,6 +192,22 @@ def test_anew_and_changed_tables_begin_anew_and_say_so(there: There, tmp_path: P
     assert old in [b.backup_id for b in backup.list_backups(tmp_path) if b.state is State.UNFINISHED]
 
 
+def test_what_a_kill_before_the_plan_leaves_goes_with_the_next_backup(there: There, tmp_path: Path) -> None:
+    """It stayed in the folder until somebody pruned, and the deletion of the backup that followed left it there."""
+    client = there.client
+    numbered(client, "t", 100)
+    folder, copied = tmp_path / "b", "20200101T000000Z-00000000"
+    no_plan = KILLED.replace("with stele", "from stele.backup.folder import Folder\n"
+                             "Folder.put = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\nwith stele")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", no_plan, there.masters, str(folder), "t", "0"], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert [b.state for b in backup.list_backups(folder)] == [State.REMAINS]
+    (folder / copied / "0-t").mkdir(parents=True)
+    (folder / copied / "0-t" / "rows.parquet").write_bytes(b"a copy under way, whose manifest comes last")
+    made = backup.create(client, folder, "t")
+    assert [b.backup_id for b in backup.list_backups(folder)] == [made.backup_id, copied]
+
+
 def test_one_whose_moment_is_gone_begins_anew_and_says_so(there: There, tmp_path: Path) -> None:
     client = there.client
     numbered(client, "t", 100)

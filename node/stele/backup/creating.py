@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from stele.backup.claim import Claim
-from stele.backup.finding import find_backups, with_key
+from stele.backup.finding import State, find_backups, with_key
 from stele.backup.folder import Folder, Location
 from stele.backup.holding import HistoryHeld, hold_of, release
 from stele.backup.increments import (
@@ -29,7 +29,7 @@ from stele.backup.manifest import Manifest, TableEntry, TabletEntry
 from stele.backup.planning import plan_of, rows_expected, unfinished, why_not
 from stele.backup.row_files import FILE_BYTES
 from stele.backup.telling import Note, OnProgress, Progress, quiet
-from stele.backup.unfinished import Unfinished, remove
+from stele.backup.unfinished import Unfinished, never_began, remove
 from stele.backup.workers import Did, InProcess, Workers
 from stele.client import arguments
 from stele.client.async_client import AsyncClient
@@ -165,7 +165,11 @@ class _Maker:
     async def make(self, *, anew: bool, at: object) -> Manifest:
         """Go on with an unfinished backup, or make a new one. Raises what `create_async` raises."""
         place, opened = self._place, self._opened
-        before = await in_thread(unfinished, place, set(opened))
+        there = await in_thread(find_backups, place)
+        for left in there:
+            if left.state is State.REMAINS and await in_thread(never_began, place, left.backup_id):
+                await in_thread(remove, place, left.backup_id)
+        before = unfinished(there, set(opened))
         scans = {table_id: table.scan(snapshot=self._snapshot).plan for table_id, table in opened.items()}
         plan = plan_of(self._client, opened, scans, self._snapshot, self._base, self.key)
         work = Unfinished(place, plan, new_id()[:8])

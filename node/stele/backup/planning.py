@@ -5,13 +5,12 @@ Invariant: a backup that is continued reads the same tablets of the same tables,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 
 from stele import __version__
-from stele.backup.finding import State, find_backups
-from stele.backup.folder import Folder
+from stele.backup.finding import Backup, State
 from stele.backup.increments import base_of, known_tablets
 from stele.backup.manifest import Manifest, TableEntry, TabletEntry, new_backup_id
 from stele.client.admin import cluster_view
@@ -95,11 +94,11 @@ class _Harmless(dict[int, str]):
         return character if character.isascii() and (character.isalnum() or character == "_") else "-"
 
 
-def unfinished(place: Folder, table_ids: set[str]) -> list[Manifest]:
-    """The plans of unfinished backups of exactly these tables, the newest first."""
+def unfinished(backups: Sequence[Backup], table_ids: set[str]) -> list[Manifest]:
+    """The plans of the unfinished ones of these backups that have exactly these tables, in their order."""
     return [
         found.manifest
-        for found in find_backups(place)
+        for found in backups
         if found.state is State.UNFINISHED
         and found.manifest is not None
         and {table.table_id for table in found.manifest.tables} == table_ids

@@ -145,6 +145,12 @@ def strays(folder: Folder, manifest: Manifest) -> list[str]:
     return sorted(set(folder.files(manifest.backup_id)) - own - {MANIFEST})
 
 
+def never_began(folder: Folder, backup_id: str) -> bool:
+    """Whether a folder without manifest and plan is what a backup leaves that is killed before its plan is written. It has no
+    file but such a plan's. What has others may be a copy under way, whose manifest comes last."""
+    return all(name.startswith(f".{PLAN}.") for name in folder.files(backup_id))
+
+
 def remove(folder: Folder, backup_id: str, names: Sequence[str] = (MANIFEST, PLAN)) -> None:
     """Remove a backup. `names` go first: without them, what an interrupted removal leaves is not taken for a backup."""
     for name in names:
