@@ -1,8 +1,8 @@
 """Applies committed entries to a state machine in order, in short slices of the event loop, and wakes waiting
 callers.
 
-A lookup that may take long runs in a thread. Later entries wait for it; the event loop does not. Owned by
-StartedReplica.
+A lookup of stored rows may take long, so it runs in a thread. Later entries wait for the lookup; the event
+loop does not. Owned by StartedReplica.
 
 Invariant: every entry is applied exactly once, in order of index; `applied_index` never falls.
 """
@@ -57,11 +57,11 @@ class Applier:
 
     @property
     def queued(self) -> int:
-        """How many committed entries wait to be applied, without the one that is being looked up."""
+        """How many committed entries wait to be applied. Excludes an entry whose lookup is under way."""
         return len(self._queue)
 
     def attach(self, machine: StateMachine) -> None:
-        """Apply to `machine` from now on. It holds everything that was committed before."""
+        """Apply to `machine` from now on. `machine` already holds everything that was committed before."""
         self._machine = machine
         self.applied_index = machine.applied.index
         self.committed_index = max(self.committed_index, self.applied_index)
@@ -70,9 +70,9 @@ class Applier:
     async def catch_up(
         self, machine: StateMachine, read: Callable[[int, int], Awaitable[Sequence[Entry]]]
     ) -> None:
-        """Begin to apply to this state machine. First apply the committed entries that it lacks.
+        """Apply the committed entries that `machine` lacks, then go on with new ones.
 
-        `read(first_index, bytes_max)` reads entries back from the log. On return everything committed is
+        `read(first_index, bytes_max)` reads entries back from the log. On return, everything committed is
         applied.
 
         Raises:
@@ -100,7 +100,7 @@ class Applier:
         self._wake()
 
     def add(self, entries: tuple[Entry, ...]) -> None:
-        """Entries were committed: apply them, in order."""
+        """Apply newly committed entries, in order."""
         self.committed_index = entries[-1].index
         if not self._live or self._ended is not None:
             return
@@ -161,7 +161,9 @@ class Applier:
         self._go_on()
 
     async def _look_up(self, entry: Entry, lookup: Lookup) -> None:
-        """Apply an entry that needs a lookup first, then continue with later ones."""
+        """Run the lookup that `entry` needs in a thread, and apply the entry. Then continue with later
+        entries.
+        """
         try:
             found = await self._in_thread(lookup.run)
             if self._ended is not None:

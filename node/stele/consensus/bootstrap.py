@@ -2,8 +2,8 @@
 
 Blocking work runs in the node's threads, so many replicas bootstrap at once.
 
-Invariant: a replica is never started with less than it once acknowledged. If its store, log and superblock do
-not fit together it becomes FAILED, and its files stay as they are.
+Invariant: a replica is never started with less than it once acknowledged. If store, log and superblock do not
+fit together, the replica becomes FAILED and its files stay as they are.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ STORE = "store"
 
 
 def create_machine(superblock: Superblock, directory: Path) -> StateMachine:
-    """A new, empty store of the replica's kind; on return it survives power loss. Blocks.
+    """Create an empty store of the replica's kind. On return it survives power loss. Blocks.
 
-    Raises: Rejected: UNSUPPORTED_VERSION, a kind that this program does not know; ALREADY_PRESENT, there is a
-        store.
+    Raises:
+        Rejected: UNSUPPORTED_VERSION, this program does not know the kind. ALREADY_PRESENT, a store exists.
     """
     make_directory(directory / STORE)
     if superblock.kind == "table":
@@ -60,11 +60,12 @@ def open_machine(
 ) -> StateMachine:
     """Open the store as last flushed; `name` is its folder in the replica's directory. Blocks.
 
-    `cluster_version`: see Host. Its files are written in a format that all programs of that version read.
+    `cluster_version`: see `Host.cluster_version`. The store writes its files in a format that all programs of
+    that version read.
 
     Raises:
         Corrupt: files are missing or damaged.
-        Rejected: UNSUPPORTED_VERSION, a later release wrote it, or its kind is unknown.
+        Rejected: UNSUPPORTED_VERSION, a later release wrote the store, or its kind is unknown.
     """
     if superblock.kind == "table":
         from stele.tablet.colformat import version_for
@@ -81,7 +82,7 @@ def open_machine(
 
 
 def sums_of(superblock: Superblock) -> SumsInside:
-    """The function that finds the checksums inside a file of such a tablet."""
+    """Return the function that finds the checksums inside a file of the replica's store."""
     if superblock.kind == "table":
         from stele.tablet.colformat import sums_inside
 
@@ -96,7 +97,7 @@ def initial_state(
     store holds.
 
     Raises:
-        Corrupt: log and store do not meet.
+        Corrupt: entries are missing between store and log, or the two hold different entries.
     """
     start = loaded.start
     last = loaded.last
@@ -138,13 +139,17 @@ async def start_replica(
     *,
     replica: Replica | None = None,
 ) -> Replica:
-    """Start a READY replica, or a young witness. If it is damaged it becomes FAILED, and nothing is raised.
+    """Start a READY replica, or a young witness, whose rows are still being copied. If its files are damaged
+    it becomes FAILED, and nothing is raised.
 
-    `replica`: the caller makes it before, so that others see it as BOOTSTRAPPING meanwhile.
+    `replica`: the object to start. The caller makes it first, so that others see it as BOOTSTRAPPING
+    meanwhile.
 
-    Raises: Rejected: UNSUPPORTED_VERSION, a later release wrote its files. It does not become FAILED: a
-        FAILED replica is replaced, and its rows erased. Retryable: the system has no file descriptor or
-        memory for it now. It stays BOOTSTRAPPING, and may be started again.
+    Raises:
+        Rejected: UNSUPPORTED_VERSION, a later release wrote its files. The replica does not become FAILED,
+            because a FAILED replica is replaced and its rows are erased.
+        Retryable: the system has no file descriptor or memory for it now. The replica stays BOOTSTRAPPING,
+            and may be started again.
     """
     replica = replica or Replica(superblock, directory, host, options)
     failed = node_log.recovery.failed.get(superblock.key)
@@ -189,7 +194,9 @@ async def start_replica(
 
 
 def _lacking(error: Exception) -> Retryable | None:
-    """The error as Retryable if another attempt may succeed; None if it would fail the same way."""
+    """Return the error as Retryable if another attempt may succeed. None: another attempt would fail the same
+    way.
+    """
     if isinstance(error, MemoryError):
         return Retryable(f"opening the replica: out of memory; give the node more, or try again ({error})")
     found = translate(error, "opening the replica") if isinstance(error, OSError) else error

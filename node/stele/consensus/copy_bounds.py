@@ -32,8 +32,9 @@ _SHOWN = 40
 
 
 def refuse_offer(session: SessionInfo, *, at_least: OpId, caller_term: int) -> None:
-    """Refuse a session that no sound source offers. `caller_term`: the tablet's term, as the caller of the
-    copy knows it.
+    """Refuse a session that only a faulty source would offer.
+
+    `caller_term`: the tablet's term, as the caller of the copy knows it.
 
     Raises:
         Rejected: INVALID_ARGUMENT, with the first fault found.
@@ -44,7 +45,7 @@ def refuse_offer(session: SessionInfo, *, at_least: OpId, caller_term: int) -> N
 
 
 def refuse_beyond(bytes_wanted: int, room_bytes: int) -> None:
-    """Refuse files that do not fit on the disk, before any is made.
+    """Refuse files that do not fit on the disk, before any file is made.
 
     Raises:
         Retryable: DISK_FULL.

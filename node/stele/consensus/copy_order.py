@@ -1,5 +1,4 @@
-"""What the receiver of a tablet copy is ordered to do: the order, its progress, and what it needs from its
-node.
+"""An order to copy a tablet, its progress, and what the receiver needs from its node.
 
 Used by copy_target.py, which carries orders out, and by the node that accepts orders and reports on them.
 Holds values and ports only.
@@ -80,14 +79,16 @@ class CopyHome(Protocol):
         """
 
     async def rows_arrived(self, superblock: Superblock) -> None:
-        """The store of a running witness is in place: open it and bring it up to the log."""
+        """Open the store that a running witness has received, and bring it up to the log."""
 
     def joined(self, key: StreamKey) -> bool:
-        """Whether the replica knows of a committed configuration that names it. Then its leader sends it the log."""
+        """Whether the replica knows of a committed configuration that names it. From then on its leader sends
+        it the log.
+        """
 
 
 def refuse_over_live(order: CopyOrder, live: ReplicaId | None) -> None:
-    """A copy may replace a tombstone or a FAILED replica, never a live one.
+    """Refuse a copy over a live replica. A copy may replace only a tombstone or a FAILED replica.
 
     Raises:
         Rejected: ALREADY_PRESENT.

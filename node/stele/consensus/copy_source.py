@@ -1,8 +1,8 @@
 """The giving side of a tablet copy: sessions on checkpoints, each with a lease. Served by stele.tserver.
 
-A session has a directory of hard links to a flushed state, and an anchor that keeps the log from there on. It
-has a lease that its receiver renews. When it ends, or its lease runs out, its directory and its anchor are
-removed.
+A session has a directory of hard links to a flushed state, and an anchor that keeps the log from there on.
+Its receiver renews the session's lease. When the session ends, or its lease runs out, its directory and its
+anchor are removed.
 
 Invariant: while a session lives, its files do not change, and the log after its checkpoint is kept. A replica
 whose files cannot be read becomes FAILED. Otherwise it would be asked for a copy again and again.
@@ -46,8 +46,8 @@ class CopyFile:
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """What a receiver needs to know. The files hold everything up to `checkpoint`; `config` was in force
-    there.
+    """What a receiver needs to know of a session. The files hold everything up to `checkpoint`; `config` was
+    in force there.
 
     `superblock` is the source's own. The source does not read the files before it answers, as that takes
     minutes for a large tablet. Frames carry checksums of the bytes as the source reads them. The files carry
@@ -101,8 +101,9 @@ class CopySessions:
         session ends.
 
         Raises:
-            Retryable: NOT_READY (it has no rows, or has not applied so much), THROTTLED, DISK_FULL.
-            Corrupt: its files cannot be read; it is FAILED.
+            Retryable: NOT_READY (the replica has no rows, or has not applied `at_least`), THROTTLED,
+                DISK_FULL.
+            Corrupt: the replica's files cannot be read; it has become FAILED.
         """
         beginning = self._orders.start(self._begin(replica, at_least))
         try:
@@ -190,12 +191,14 @@ class CopySessions:
         bytes.
 
         Raises:
-            Rejected: NOT_FOUND, the session has ended, or has no such file.
+            Rejected: NOT_FOUND, the session has ended, or has no file of this name.
         """
         session = self._get(session_id)
         size = next((f.size for f in session.info.files if f.name == name), None)
         if size is None:
-            raise Rejected(f"session {session_id} has no file {name!r}", code=Code.NOT_FOUND)
+            raise Rejected(
+                f"session {session_id} has no file {name!r}; begin a new session", code=Code.NOT_FOUND
+            )
         return self._read(session, _frames(session.directory / name, offset, min(size, offset + length)))
 
     def _read(
@@ -229,7 +232,7 @@ class CopySessions:
     async def _look(self, replica: Replica, damage: str) -> None:
         """Verify the files that a receiver found damaged.
 
-        If they are damaged here, too, this replica becomes FAILED.
+        If this replica's files are damaged on its own disk, it becomes FAILED.
         """
         machine = replica.machine
         if machine is None:

@@ -4,12 +4,12 @@ Order of what becomes durable:
 1. the superblock, as COPYING
 2. a witness only: its stream in the log, then its start in the superblock; it runs from here on
 3. the files; every checksum is compared as they arrive
-4. a witness: its log up to the checkpoint; else: its stream, which begins at the checkpoint
+4. for a witness: its log up to the checkpoint; for other replicas: a stream that begins at the checkpoint
 5. the superblock as READY, which is one rename.
 
 Invariant: until the superblock says READY there is no replica with rows, and the files in its directory are
-debris. Files that were damaged at their source or on their way never become READY. Bytes that are damaged
-after they were synced here are found when they are read, as in every replica.
+debris. A replica whose files were damaged at their source or on their way never becomes READY. Damage after
+the sync is found when the bytes are read, as in every replica.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _END_S = 2.0
 class TabletCopy:
     """One copy under way.
 
-    `progress`: its state, for reports. `witness_start`: where the witness's log begins.
+    `progress`: the copy's state, for reports. `witness_start`: where the witness's log begins.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class TabletCopy:
         begins = "Waiting" if order.log_only else "Starting"
         self.progress = CopyProgress(order.replica_id, order.source_node, state=begins)
         self.bytes_per_second = order.bytes_per_second
-        """The rate at which it may copy now; 0: unbounded."""
+        """The bound on its rate now, in bytes per second; 0: unbounded."""
         self._rate = RateLimit(order.bytes_per_second)
         self.witness_start = resumed.witness_start if resumed is not None else OPID_NONE
         self._prepared = asyncio.Event()
@@ -80,12 +80,12 @@ class TabletCopy:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended without a replica."""
+        """Whether the copy ended without a replica."""
         return self.progress.state == "Failed"
 
     @property
     def waits(self) -> bool:
-        """Whether it made a witness, and has no order yet to fetch the rows."""
+        """Whether the copy made a witness, and has no order yet to fetch its rows."""
         return self.order.log_only
 
     def pace(self, bytes_per_second: int) -> None:
@@ -94,9 +94,9 @@ class TabletCopy:
         self._rate.change(bytes_per_second)
 
     async def wait_prepared(self, timeout_s: float) -> bool:
-        """Wait until the replica's directory is made and a witness runs, or the copy failed.
+        """Wait until the replica's directory is made and a witness runs, or the copy has failed.
 
-        False after `timeout_s` s.
+        Returns False if neither came about within `timeout_s` seconds.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -114,7 +114,7 @@ class TabletCopy:
         await asyncio.wait((self._task,))
 
     async def cancel(self) -> None:
-        """Stop at once. Its files are removed at the next start, or used by the next copy."""
+        """Stop at once. The next copy uses the files that arrived, or the next start removes them."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         if not self.progress.error:
@@ -148,7 +148,7 @@ class TabletCopy:
             self._prepared.set()
 
     async def _prepare_log(self) -> None:
-        """Make a running witness, and end the session, so that the source keeps no files for it."""
+        """Make a running witness, then end the session so that the source keeps no files for it."""
         if self._resumed:
             return
         session = await self._begin()
@@ -160,7 +160,7 @@ class TabletCopy:
     async def _copy(self) -> None:
         """Fetch and install the files.
 
-        A source that restarts forgets its sessions; then begin another one.
+        A source that restarts forgets its sessions. In that case begin another session.
         """
         for attempt in range(_SESSIONS_MAX):
             session = await self._begin()
@@ -216,7 +216,7 @@ class TabletCopy:
         """Make the replica's directory and superblock, and start a witness.
 
         Raises:
-            Rejected: no sound source offers such a session.
+            Rejected: the source's offer breaks a bound.
         """
         refuse_offer(session, at_least=self._at_least, caller_term=self.order.caller_term)
         self.progress.error = ""
@@ -299,7 +299,7 @@ class TabletCopy:
 
         The frames' checksums prove nothing if the bytes were damaged at their source. Files in `compared`
         were compared as they arrived. The others, which an earlier session brought, are read from the disk.
-        That may take minutes, so it has a thread of its own.
+        Reading may take minutes, so it has a thread of its own.
         """
         self.progress.state = "Verifying"
         stop = Event()

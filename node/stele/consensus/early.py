@@ -1,11 +1,11 @@
 """Writes in memory: their callers want an answer once every voter has logged them, before they are synced.
 Owned by Proposals; no I/O.
 
-Such a write gets an outcome before it is committed, if the outcome is certain. It must be a block whose
-effect is independent of the stored rows, from a client that is known. No entry before it that is not applied
-yet may be able to change that. Any other write waits until it is applied.
+Such a write gets an outcome before it is committed, if the outcome is certain. It must be a block from a
+known client, and its effect must be independent of the stored rows. No entry that waits to be applied before
+it may change that. Any other write is answered once it is applied.
 
-Invariant: the outcome that is told early is the one that applying gives, unless the entry is never committed.
+Invariant: an early outcome equals the outcome of applying the entry, unless the entry is never committed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ class EarlyAnswers:
         self._after = 0  # what lies up to here must be applied before any outcome is certain
 
     def lead(self, last_index: int) -> None:
-        """This replica leads. What earlier leaders left in its log, up to `last_index`, must be applied
-        first."""
+        """Begin to lead. Answer nothing early until the entries of earlier leaders, up to `last_index`, are
+        applied.
+        """
         self._after = last_index
         self._waiting.clear()
         self._numbers.clear()
 
     def proposed(self, pending: Pending, opid: OpId) -> None:
-        """A write is in the log at `opid`."""
+        """Note a write that is in the log at `opid`."""
         if not pending.rows_only:
             self._after = opid.index
         elif pending.early is not None and self._is_first(pending, opid.index):
@@ -48,7 +49,7 @@ class EarlyAnswers:
         return self._numbers.setdefault(writeop.number_of(pending.payload), index) == index
 
     def held(self, index: int, applied_index: int, machine: StateMachine) -> None:
-        """Every voter holds the log up to `index`. Answer the writes whose outcome is certain."""
+        """Answer the writes up to `index` whose outcome is certain. Every voter holds the log up to `index`."""
         if applied_index < self._after:
             return
         while self._waiting and (first := next(iter(self._waiting))) <= index:
@@ -58,7 +59,7 @@ class EarlyAnswers:
                 pending.early.set_result(outcome)
 
     def ended(self, index: int, pending: Pending) -> None:
-        """The write at `index` was applied, or was dropped from this log."""
+        """Forget the write at `index`, which was applied, or was dropped from this log."""
         if pending.early is not None:
             self._waiting.pop(index, None)
             number = writeop.number_of(pending.payload)

@@ -37,23 +37,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CHUNK_BYTES = 32 << 20
 CHUNK_BYTES_MIN = 64 << 10
-"""Smallest chunk, also of a slow copy: each chunk costs some memory and several messages."""
+"""Smallest chunk, also for a slow copy, because each chunk costs some memory and several messages."""
 CHUNKS_AT_ONCE = 4
 PART = ".part"
 _PIECE_BYTES = 8 << 20
 """A chunk is synced in pieces of this size while more of it arrives."""
 SILENT_MAX_S = 30.0
-"""A source that gives nothing for this long is given up; there may be another."""
+"""A source that sends nothing for this long is given up. Another source may be available."""
 _RETRY_FIRST_S = 0.1
 _RETRY_MAX_S = 2.0
 
 
 Piece: TypeAlias = "bytes | pa.Buffer"
-"""What a frame holds: bytes of a file, which are not copied on their way to the disk."""
+"""The bytes of a file in one frame. They are not copied on their way to the disk."""
 
 
 class CopyFrames(Iterable[tuple[int, Piece, int]], Protocol):
-    """(offset, bytes, CRC-32C of them) in order, as they arrive.
+    """The frames (offset, bytes, CRC-32C of the bytes) of a read, in order, as they arrive.
 
     Iterated once, in one thread; raises SteleError.
     """
@@ -101,9 +101,10 @@ class RateLimit:
             waiting.cancel()
 
     def at_once(self, most: int) -> int:
-        """How many bytes to ask for at a time, so that they come evenly: those of one second, at most `most`.
+        """Return how many bytes to ask for at a time, so that they come evenly: those of one second, at most
+        `most`.
 
-        At least CHUNK_BYTES_MIN: at a lower rate, `take` makes the next chunk wait longer.
+        It is at least CHUNK_BYTES_MIN. At a lower rate, `take` makes the next chunk wait longer.
         """
         return min(most, max(self._rate, CHUNK_BYTES_MIN)) if self._rate else most
 
@@ -140,7 +141,7 @@ class _Landing:
     def make_room(self) -> None:
         """Allocate disk blocks for the whole file.
 
-        So a disk that is too small is found before bytes are sent.
+        This finds a disk that is too small before bytes are sent.
         """
         try:
             with self.path.open("wb") as f:
@@ -153,7 +154,8 @@ class _Landing:
             self.settle(0, 0)
 
     def settle(self, begin: int, end: int) -> None:
-        """Sync a part of the file that was written, and compare the checksums of what the kernel holds of it.
+        """Sync a part of the file that was written, and compare its bytes in the kernel with the file's
+        checksums.
 
         After the last part the file is renamed to its final name.
         """
@@ -178,8 +180,9 @@ class _Landing:
 
 @dataclass(slots=True)
 class _Chunk:
-    """A range of a file that is fetched. Offsets: up to `settled` a sync has begun, up to `at` bytes are written; `end`:
-    the range's end."""
+    """A range of a file that is fetched. It ends at the offset `end`. Bytes up to `at` are written; a sync
+    has begun up to `settled`.
+    """
 
     landing: _Landing
     settled: int
@@ -189,7 +192,7 @@ class _Chunk:
 
 
 def _chunks_of(landings: Iterable[_Landing], rate: RateLimit) -> Iterator[_Chunk]:
-    """All chunks of these files, made one by one: there may be many, and the rate may change."""
+    """Yield all chunks of these files. They are made one by one: there may be many, and the rate may change."""
     for landing in landings:
         offset, size = 0, landing.file.size
         while offset < size:
@@ -236,7 +239,7 @@ class Fetcher:
         Raises:
             Rejected: NOT_FOUND, the session has ended at its source.
             Retryable: nothing came from the source for SILENT_MAX_S; DISK_FULL.
-            Corrupt: a disk failed, or the source gave other bytes than were once written.
+            Corrupt: a disk failed, or the source's bytes do not match the checksums inside the file.
         """
         wanted = {f.name for f in session.files}
         for stray in [p for p in self._directory.iterdir() if p.name not in wanted]:
@@ -304,17 +307,16 @@ class Fetcher:
             await asyncio.wrap_future(settling)
 
     async def _fetch_chunk(self, session_id: str, chunk: _Chunk) -> None:
-        """Fetch and write one chunk. After a broken connection, go on where it broke."""
+        """Fetch and write one chunk. After a broken connection, continue where it broke."""
         name, bring = chunk.landing.file.name, partial(self._bring, session_id, chunk)
         await self._retried(session_id, name, bring, lambda: chunk.at)
 
     async def _retried(
         self, session_id: str, name: str, call: Callable[[], T], position: Callable[[], int]
     ) -> T:
-        """Run `call` in a thread of the fetch, and repeat it after Retryable errors, as long as some file
-        makes progress.
+        """Run `call` in a thread. Repeat it after Retryable errors, as long as some file makes progress.
 
-        The pauses grow, but begin short again if `position` has moved.
+        The pauses between attempts grow. They begin short again if `position` has moved.
         """
         delay_s = _RETRY_FIRST_S
         while True:
@@ -340,7 +342,11 @@ class Fetcher:
         self._progress(size)
 
     async def _ask_for(self, session_id: str) -> None:
-        """Ask the source whether it knows the session. After its restart it does not: raises NOT_FOUND."""
+        """Ask the source whether it knows the session.
+
+        Raises:
+            Rejected: NOT_FOUND, the source does not know it, as after a restart.
+        """
         try:
             await self._source.keep_alive(session_id)
         except Retryable:
@@ -402,5 +408,5 @@ class Fetcher:
 
 
 def session_lost(error: SteleError) -> bool:
-    """Whether a new session has to be begun."""
+    """Whether the error means that a new session must be begun."""
     return error.code is Code.NOT_FOUND

@@ -85,10 +85,10 @@ def _sum(magic: bytes, version: int, body: bytes) -> int:
 
 
 def parse_record(data: bytes, magic: bytes, version_max: int, what: str) -> tuple[int, bytes]:
-    """Version and body of a record.
+    """Return the version and the body of a record.
 
     Raises:
-        Corrupt: other bytes than were written.
+        Corrupt: the bytes are damaged.
         Rejected: UNSUPPORTED_VERSION, written by a later release.
     """
     if len(data) < _HEADER.size:
@@ -97,7 +97,7 @@ def parse_record(data: bytes, magic: bytes, version_max: int, what: str) -> tupl
         )
     found, version, length, crc = _HEADER.unpack_from(data)
     if found != magic:
-        raise Corrupt(f"{what}: begins with {found!r}, expected {magic!r}; it is not such a file")
+        raise Corrupt(f"{what}: begins with {found!r}, expected {magic!r}; it is a different kind of file")
     body = data[_HEADER.size :]
     if len(body) != length or _sum(magic, version, body) != crc:
         raise Corrupt(f"{what}: checksum or length differ from the header's; the disk lost or changed bytes")
@@ -110,5 +110,10 @@ def parse_record(data: bytes, magic: bytes, version_max: int, what: str) -> tupl
 
 
 def read_record(path: Path, magic: bytes, version_max: int) -> tuple[int, bytes]:
-    """Version and body of the record in `path`; errors as `parse_record`, and FileNotFoundError."""
+    """Return the version and the body of the record in `path`.
+
+    Raises:
+        FileNotFoundError: there is no file.
+        Corrupt, Rejected: as `parse_record`.
+    """
     return parse_record(path.read_bytes(), magic, version_max, str(path))

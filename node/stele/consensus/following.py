@@ -1,14 +1,17 @@
 """Asks the leader up to which index a follower must have applied before it serves a read.
 
-One part of a StartedReplica. A question goes to the leader's node with those of all tablets that are read in the same turn.
-A tablet that nobody reads at a follower costs nothing. An answer is a log index, and serves later reads, too.
+One part of a StartedReplica. A question goes to the leader's node together with those of other tablets that
+are read in the same turn of the loop. A tablet that nobody reads at a follower costs nothing. An answer is a
+log index, which serves later reads, too.
 
 Invariants:
-- The answer covers every write that was acknowledged before `asked`. The leader reads its commit index after the question
-  came, and a majority still follows it in its term then. The follower that asks counts towards that majority.
-- No read is served before this replica has applied that index. An index is valid in one incarnation of the tablet only.
-- Ages are told by a clock that never steps, and that goes on while the process or the machine stands still. No other node's
-  clock counts.
+- The answer covers every write that was acknowledged before `asked`. The leader reads its commit index after
+  the question came. A majority still follows it in its term then. The follower that asks counts towards that
+  majority.
+- No read is served before this replica has applied that index. An index is valid in one incarnation of the
+  tablet only.
+- Ages are measured by a clock that never steps, and that continues while the process or the machine stands
+  still. No other node's clock counts.
 """
 
 from __future__ import annotations
@@ -24,11 +27,11 @@ from stele.model.ids import NodeId, ReplicaId
 from stele.raft.core import RaftCore
 
 PATIENCE_MS = 300
-"""How long a follower waits for its leader. Then its reader asks another replica."""
+"""How long a follower waits for its leader. After that its reader asks another replica."""
 
 
 class _Known(NamedTuple):
-    """All that was acknowledged before `asked_us` has an index of at most `upto`."""
+    """An answer of the leader: all writes acknowledged before `asked_us` have an index of at most `upto`."""
 
     asked_us: int
     incarnation: int
@@ -44,8 +47,9 @@ class _Asking(NamedTuple):
 
 
 class Following:
-    """What one replica knows of how old its rows are. `node_of(replica_id)`: the node of a replica of the
-    group."""
+    """What a replica knows about the age of its rows. `node_of(replica_id)`: the node of a replica of the
+    group.
+    """
 
     def __init__(
         self,
@@ -64,8 +68,7 @@ class Following:
         self._asking: _Asking | None = None
 
     def leader_to_ask(self) -> tuple[NodeId, ReplicaId, int] | None:
-        """(node, leader, term): the leader to ask, which this voter follows in this term. None: it follows
-        none."""
+        """(node, leader, term) of the leader that this voter follows. None: it follows no leader."""
         leader, term = self._core.leader, self._core.term
         if leader is None or not self.standing.running or not self._core.vouches(leader, term):
             return None
@@ -73,11 +76,15 @@ class Following:
         return None if node_id is None else (node_id, leader, term)
 
     async def fresh(self, since_us: int, *, at_once: bool) -> int:
-        """Wait until this replica has applied every write acknowledged before `since_us`, by the node's steady clock.
+        """Wait until this replica has applied every write acknowledged before `since_us`, by the node's
+        steady clock.
 
-        Return the latest time for which that holds. `at_once`: every write acknowledged before this call.
+        Returns the latest time, in microseconds, for which that holds. `at_once`: wait for every write
+        acknowledged before this call.
 
-        Raises: Retryable: SNAPSHOT_NOT_READY: the leader does not answer, or there is none. NOT_LEADER: this replica ends.
+        Raises:
+            Retryable: SNAPSHOT_NOT_READY, the leader does not answer, or there is none. NOT_LEADER, this
+                replica ends.
         """
         now_us = self._host.steady_us()
         known = self._known
@@ -102,8 +109,9 @@ class Following:
         return incarnation == self.standing.superblock.tablet_incarnation
 
     async def _ask(self, since_us: int, now_us: int) -> _Known:
-        """The leader's answer. Waits for the question under way if it was asked at `since_us` or later, else
-        asks anew."""
+        """Return the leader's answer. Wait for the question under way if it was asked at `since_us` or later,
+        else ask anew.
+        """
         asking = self._asking
         if asking is None or asking.asked_us < since_us or not self._counts(asking.incarnation):
             asking = self._begin(now_us)

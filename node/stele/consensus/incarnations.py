@@ -1,4 +1,5 @@
-"""Whether a replica takes a message, by the incarnation of the tablet that the message carries. Called for each.
+"""Whether a replica takes a message, by the incarnation of the tablet that the message carries. Called for
+each message.
 
 A recovery after a lost majority raises the incarnation of a tablet (stele.model.incarnation). The replicas
 that it left behind may return and elect a leader. They would commit entries in a log that the others have
@@ -16,8 +17,9 @@ from stele.model.incarnation import shown, within_reach
 from stele.raft.messages import VoteResponse
 
 OUTDATED = VoteResponse(0, False, True, 0, False, True)
-"""The answer to a message of a lower incarnation. The incarnation of its envelope is what counts. Earlier
-releases take it for the answer of a voter that abstains."""
+"""The answer to a message of a lower incarnation. The incarnation in its envelope is what matters. Earlier
+releases take the answer for that of a voter that abstains.
+"""
 
 
 def same_incarnation(replica: Replica, from_node: NodeId, sender: ReplicaId, told: int) -> bool:

@@ -23,10 +23,10 @@ async def read_patiently(
     wanted: Callable[[], bool],
     failed: Callable[[SteleError], None],
 ) -> tuple[Entry, ...] | None:
-    """Call `read` until it succeeds, and return what it gives. The core sends the peer nothing before that.
+    """Call `read` until it succeeds, and return its result. Until then the core sends the peer nothing.
 
-    None: another try cannot help, and `failed` was called with the error; or the entries are no longer
-    `wanted`.
+    Returns None in two cases. Another try cannot help, and `failed` was called with the error. Or the entries
+    are no longer `wanted`.
     """
     while True:
         try:

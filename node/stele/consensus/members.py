@@ -95,7 +95,7 @@ class Members:
         """Hand leadership to `target`. None: to the voter that keeps up and whose node leads the fewest
         groups.
 
-        `leads`: how many groups the nodes lead. `cause`: why, for the log. `at_once`: refuse a target that
+        `leads`: how many groups each node leads. `cause`: why, for the log. `at_once`: refuse a target that
         lacks much of the log, because writes wait until it has all of it.
 
         Raises:
@@ -150,7 +150,7 @@ class Members:
     # --- what the core reports
 
     def changed(self, context: int, config: Configuration) -> None:
-        """Answer a requested change: it is committed."""
+        """Answer a requested change of members: it is committed."""
         future = self._changes.pop(context, None)
         if future is not None:
             future.set_result(config)
@@ -169,28 +169,30 @@ class Members:
             future.exception()  # retrieved here: the caller may have gone
 
     def refuse_all(self, error: SteleError) -> None:
-        """The replica ends: refuse all changes and transfers under way."""
+        """Refuse all changes and transfers under way, because the replica ends."""
         for context in (*self._changes, *self._transfers):
             self.refused(context, error)
 
     def configured(self, change: fx.ConfigChanged) -> None:
-        """The core has another active configuration, or knows that one is committed."""
+        """Take over the core's report of a new active configuration, or of one that is committed."""
         self._remember(change.config)
         self._standing.configured(change.config, change.committed, change.cause)
 
     def peer_needs_copy(self, replica_id: ReplicaId, cause: str) -> None:
-        """A peer needs a copy. It is logged and reported once, however often the core says so."""
+        """Note, log and report a peer that needs a copy. Does it once, however often the core says so."""
         if replica_id not in self.needs_copy:
             self._standing.log.warning("peer needs a copy", peer=replica_id, cause=cause)
             self.needs_copy[replica_id] = cause
             self._standing.report()  # only this leader can report it to the masters
 
     def end_leading(self) -> None:
-        """It no longer leads: forget what only a leader knows of its peers."""
+        """Forget what only a leader knows of its peers: this replica no longer leads."""
         self.needs_copy.clear()
 
     def forget_copied(self) -> None:
-        """Drop from `needs_copy` the peers that are gone or acknowledge entries: otherwise a driver would replace them."""
+        """Drop from `needs_copy` the peers that are gone or acknowledge entries. Otherwise a driver would
+        replace them.
+        """
         peers = self._runtime.core.status().peers
         lacking = {p.replica_id for p in peers if p.state is PeerState.SNAPSHOT}
         if not self.needs_copy.keys() <= lacking:
@@ -207,10 +209,9 @@ class Members:
         return self._configs[0]
 
     def learn_sender(self, sender: ReplicaId, from_node: NodeId) -> bool:
-        """Whether to take a message of `sender` that came from another node than `node_of` says, or from an
-        unknown replica.
+        """Whether to take a message whose `sender` is unknown or, according to `node_of`, on another node.
 
-        If the node of the replica is unknown, remember `from_node` and take the message. Otherwise tell the
+        If the sender is unknown, remember that it is on `from_node`, and take the message. Otherwise tell the
         host that the message is dropped.
         """
         known = self.node_of.get(sender)

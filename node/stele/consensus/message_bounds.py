@@ -5,9 +5,9 @@ the host. It makes no replica FAILED. Faults that only the log can show are left
 such a message (`MessageIgnored`).
 
 Invariants: entries that pass have consecutive indexes, and terms that never fall and do not exceed the
-message's. Configurations among them have voters. A message with a term far above the replica's raises its
-term by TERM_JUMP_MAX only. So a replica that was away for long catches up in steps, and no single message
-brings a term near its end.
+message's. Configurations among them have voters. A message with a term far above the replica's raises the
+replica's term by TERM_JUMP_MAX only. So a replica that was away for long catches up in steps. No single
+message brings a term near its highest value.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class MessageBounds:
         self._host = host
 
     def admit(self, from_node: NodeId, message: Message) -> Message | None:
-        """The message for the core, which may differ from the one received.
+        """Return the message for the core, which may differ from the one received.
 
         None: it was dropped, and the host was told.
         """
@@ -62,7 +62,7 @@ class MessageBounds:
         return message
 
     def _fault(self, update: UpdateRequest) -> tuple[str, str] | None:
-        """(cause, why) of the first entry that breaks a bound."""
+        """(cause, why) of the first entry that breaks a bound; None if there is none."""
         index, term, term_max = update.preceding.index, update.preceding.term, update.term
         latest, write = self._host.latest_time(), EntryKind.WRITE
         for entry in update.entries:

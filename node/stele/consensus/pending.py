@@ -1,6 +1,6 @@
 """A write without an outcome yet. Made by Writes, owned by Proposals.
 
-Invariant: `future` ends exactly once, and `early` with it at the latest.
+Invariant: `future` ends exactly once. `early` ends no later than `future`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from stele.tablet.machine import Outcome
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A write and the future of its outcome. `timestamp` is 0 until it is given to the core.
+    """A write and the future of its outcome. `timestamp` is 0 until the write is given to the core.
 
     `rows_only`: the write changes only rows, so it cannot change the outcome of a later write. `early`: a
-    future of its outcome that may end before the write is committed (see early.py); None: its caller did not
-    ask for that.
+    future of its outcome that may end before the write is committed (see early.py). None: its caller did not
+    ask for an early outcome.
     """
 
     payload: bytes
@@ -29,13 +29,13 @@ class Pending:
     early: asyncio.Future[Outcome] | None = None
 
     def ends(self, outcome: Outcome) -> None:
-        """The write was applied: its callers get the outcome."""
+        """Give the callers the outcome: the write was applied."""
         for future in (self.future, self.early):
             if future is not None and not future.done():
                 future.set_result(outcome)
 
     def fails(self, error: Exception) -> None:
-        """The write never entered a log, or this log dropped it: its callers get the error."""
+        """Give the callers the error: the write never entered a log, or this log dropped it."""
         for future in (self.future, self.early):
             if future is not None and not future.done():
                 future.set_exception(error)

@@ -39,7 +39,7 @@ class InThread(Protocol):
 class ReplicaOptions:
     """Times in milliseconds, sizes in bytes.
 
-    - `clock_error_max_ms`: how far the nodes' clocks may be apart. A ceiling runs half of it ahead of the
+    - `clock_error_max_ms`: how far the nodes' clocks may be apart. A ceiling runs half of that ahead of the
       clock.
     - `ceiling_ahead_max_ms`: how far a ceiling runs ahead where commits take long. A new leader may wait this
       long before it writes.
@@ -92,7 +92,9 @@ class Reader(Protocol):
     """A replica for which linearizable reads have come."""
 
     def begin_round(self) -> ReadRound | None:
-        """The reads that came in this turn, to be confirmed. None: nobody waits, or the core answers them."""
+        """Return the reads of this turn, for other nodes to confirm. None: nobody waits, or the core confirms
+        them.
+        """
 
 
 class Follower(Protocol):
@@ -128,7 +130,7 @@ class Host(Protocol):
         """The highest timestamp that an uncommitted entry may have: some hours ahead of most nodes' clocks."""
 
     def dropped(self, node_id: NodeId, cause: str, why: str) -> None:
-        """A message of this node broke a bound and was dropped. Count it, and log it once per node and
+        """Count a message from this node that broke a bound and was dropped. Log it once per node and
         `cause`.
 
         `cause` is one word of a fixed set.
@@ -146,18 +148,25 @@ class Host(Protocol):
         """
 
     def read_came(self, reader: Reader) -> None:
-        """Linearizable reads have come. Call `reader.begin_round()` in the next turn of the loop, and ask the other voters of that
-        round. Give it up if they do not answer for a heartbeat."""
+        """In the next turn of the loop, call `reader.begin_round()` and ask the other voters of that round to
+        confirm it. Give the round up if they do not answer within a heartbeat.
+        """
 
     def ask_leader(self, follower: Follower, snapshot: int) -> asyncio.Future[int]:
-        """Ask the leader, in the next turn of the loop, for the index that a follower must have applied to serve `snapshot`. 0:
-        all that is acknowledged so far. Fails with SNAPSHOT_NOT_READY if no answer comes in time."""
+        """Ask the leader, in the next turn of the loop, for the index that a follower must have applied to
+        serve `snapshot`.
+
+        `snapshot` 0: all that is acknowledged so far. The future fails with SNAPSHOT_NOT_READY if no answer
+        comes in time.
+        """
 
     def woken(self, replica: HostedReplica) -> None:
-        """The replica was at rest, and its time goes on: it must be ticked again."""
+        """Tick the replica again: it was at rest, and its time goes on."""
 
     def changed(self, replica: HostedReplica) -> None:
-        """State, role, term, configuration or schema have changed since the last report."""
+        """Report the replica: its state, role, term, configuration or schema has changed since the last
+        report.
+        """
 
     def low_space(self) -> bool:
         """Whether writes must be refused because the disk is nearly full."""
@@ -202,17 +211,19 @@ class ReplicaStream(CoreLog, Protocol):
         """As LogPort. Blocks; any thread."""
 
     def read_entries(self, first_index: int, bytes_max: int) -> list[Entry]:
-        """Entries from `first_index` on, about `bytes_max` but at least one; none past the end. Blocks; any
-        thread.
+        """Read entries from `first_index` on: about `bytes_max`, at least one entry, and none past the end.
+        Blocks; any thread.
 
         Raises:
-            Rejected: NOT_FOUND, they were collected.
+            Rejected: NOT_FOUND, the entries were collected.
             Corrupt: the disk changed what was written.
             OSError, MemoryError: the system has no descriptor or memory for it just now.
         """
 
     def set_flushed(self, index: int) -> None:
-        """The store holds everything up to `index`, synced, so replay does not need those entries."""
+        """Note that the store's synced files hold everything up to `index`. A replay does not need those
+        entries.
+        """
 
     def anchor(self, name: str, index: int, *, gives_way: bool = False) -> None:
         """Keep entries from `index` on. Replaces the anchor of that name.

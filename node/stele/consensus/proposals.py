@@ -30,7 +30,7 @@ class Proposals:
         self.waiting_bytes = 0
         self._posted: dict[int, Pending] = {}
         self.in_log: dict[int, Pending] = {}
-        """By index."""
+        """Writes in the log and not applied yet, by index."""
         self.early = EarlyAnswers()
 
     def __len__(self) -> int:
@@ -48,11 +48,13 @@ class Proposals:
         return pending
 
     def posted(self, context: int, pending: Pending) -> None:
-        """The write was given to the core under `context`."""
+        """Note that the write was given to the core under `context`."""
         self._posted[context] = pending
 
     def proposed(self, context: int, opid: OpId) -> bool:
-        """The core put a write into the log at `opid`. Returns False if `context` is not of a write."""
+        """Note that the core put a write into the log at `opid`. Returns False if `context` is not of a
+        write.
+        """
         pending = self._posted.pop(context, None)
         if pending is None:
             return False
@@ -62,7 +64,9 @@ class Proposals:
         return True
 
     def refused(self, context: int, error: Exception) -> bool:
-        """The core refused a write: it never entered a log. Returns False if `context` is not of a write."""
+        """Fail a write that the core refused: it never entered a log. Returns False if `context` is not of a
+        write.
+        """
         pending = self._posted.pop(context, None)
         if pending is None:
             return False
@@ -70,7 +74,9 @@ class Proposals:
         return True
 
     def lost(self, opid: OpId) -> None:
-        """The entry was dropped from this log. Another replica may still hold it, and commit it as leader."""
+        """Fail the write at `opid` with UNKNOWN_OUTCOME: this log dropped it. Another replica may still hold
+        it, and commit it as leader.
+        """
         pending = self.in_log.get(opid.index)
         if pending is not None and pending.opid == opid:
             del self.in_log[opid.index]
@@ -78,7 +84,7 @@ class Proposals:
             pending.fails(_unknown(opid))
 
     def applied(self, entry: Entry, outcome: Outcome) -> None:
-        """An entry was applied: the write that was proposed at its index ends."""
+        """End the write that was proposed at the entry's index: the entry was applied."""
         pending = self.in_log.pop(entry.index, None)
         if pending is None:
             return
@@ -94,7 +100,9 @@ class Proposals:
             self.next_waiting().fails(error)
 
     def fail_all(self, never: Exception) -> None:
-        """The replica stops: `never` for what was never given to the core, UNKNOWN_OUTCOME for the rest."""
+        """Fail all writes, because the replica stops. Those never given to the core get `never`, the others
+        UNKNOWN_OUTCOME.
+        """
         self.fail_waiting(never)
         for pending in (*self._posted.values(), *self.in_log.values()):
             pending.fails(_unknown(pending.opid))
@@ -102,7 +110,7 @@ class Proposals:
         self.in_log.clear()
 
     def outstanding(self, timestamp: int) -> list[asyncio.Future[Outcome]]:
-        """Writes that have a timestamp at or below `timestamp` and no outcome yet."""
+        """The futures of writes that have a timestamp at or below `timestamp` and no outcome yet."""
         given = (*self._posted.values(), *self.in_log.values())
         return [p.future for p in given if p.timestamp <= timestamp and not p.future.done()]
 

@@ -1,10 +1,10 @@
-"""Quiet groups: an idle group sends no heartbeats, and its cores' time stands still. Its nodes hear each
-other instead.
+"""Quiet groups: an idle group sends no heartbeats, and time stands still for its cores. Instead its nodes
+listen for each other.
 
 The leader of an idle group sends one last update, marked quiet, and stops its core's time. A follower that
 has all entries, and follows that leader, stops its own time and does not answer. Any other replica answers as
-usual, which wakes the leader. The next message, write, read or change wakes a replica, and so does a peer's
-node that falls silent. Its time goes on where it stopped.
+usual, which wakes the leader. The next message, write, read or change wakes a replica. So does a peer's node
+that falls silent. The replica's time goes on where it stopped.
 
 Invariant: a core's time stands still only while the nodes of all its peers are heard. Safety never depends on
 time.
@@ -30,7 +30,7 @@ def peer_nodes(replica: Replica) -> tuple[NodeId, ...]:
 
 
 def begin_quiet(replica: Replica, heard: Callable[[NodeId], bool]) -> bool:
-    """On a leader: rest if nothing is under way, all peers have all entries, and their nodes are heard.
+    """Let a leader rest if nothing is under way, all peers have all entries, and their nodes are heard.
 
     Returns whether it rests.
     """
@@ -63,9 +63,9 @@ def begin_quiet(replica: Replica, heard: Callable[[NodeId], bool]) -> bool:
 def follow_quiet(
     replica: Replica, sender: ReplicaId, message: Message, heard: Callable[[NodeId], bool]
 ) -> bool:
-    """On a follower that has not FAILED: rest with its leader if it has all entries.
+    """Let a follower that has not FAILED rest with its leader, if it has all entries.
 
-    If False, handle the message as any other.
+    Returns whether it rests. If not, handle the message as any other.
     """
     core, runtime = replica.core, replica.runtime
     if core is None or runtime is None or not (replica.running and isinstance(message, UpdateRequest)):

@@ -27,10 +27,11 @@ class RoundOwner(Protocol):
 
 
 class ReadRound:
-    """Reads that are answered at `index`, once a majority confirms that this replica led in `term` after they came.
+    """Reads that are answered at `index`, once a majority confirms that this replica led in `term` after they
+    came.
 
-    Its node asks `others`, the other voters. It calls `confirm` or `refuse` once for each answer, and `give_up` where answers
-    are missing.
+    The node asks `others`, the other voters. It calls `confirm` or `refuse` once for each answer. It calls
+    `give_up` if answers are missing.
     """
 
     __slots__ = ("_confirmed", "_futures", "_open", "_owner", "index", "others", "standing", "term")
@@ -54,15 +55,14 @@ class ReadRound:
         self._open = len(others)
 
     def confirm(self, replica_id: ReplicaId) -> None:
-        """A voter followed this replica in `term` after the reads came."""
+        """Count a voter that followed this replica in `term` after the reads came."""
         if self._futures:
             self._confirmed.append(replica_id)
             if not self._owner.confirmed(self, self._confirmed):
                 self.refuse()
 
     def refuse(self) -> None:
-        """One more voter has answered, without completing a majority. After the last answer, leave the reads
-        to the core."""
+        """Count an answer that completes no majority. After the last answer, leave the reads to the core."""
         self._open -= 1
         if not self._open:
             self.give_up()
@@ -73,7 +73,8 @@ class ReadRound:
             self._owner.leave_to_core(self)
 
     def end(self) -> list[asyncio.Future[int]]:
-        """End the round. Returns the futures of its reads, which the caller answers; later answers change
-        nothing."""
+        """End the round. Returns the futures of its reads, for the caller to answer. Later answers change
+        nothing.
+        """
         futures, self._futures = self._futures, []
         return futures

@@ -74,8 +74,10 @@ class Reads:
             await self._applier.wait(await self._confirmed_index())
 
     async def _confirmed_index(self) -> int:
-        """An index that covers every write acknowledged before this call. It is a leader's read index that
-        was taken after the call, and that a majority or a lease confirms."""
+        """Return an index that covers every write acknowledged before this call.
+
+        It is a read index of this leader, taken after the call. A majority or a lease confirms it.
+        """
         self._standing.check_leader()
         if self._leases and (index := self._leased_index()) is not None:
             return index
@@ -96,10 +98,11 @@ class Reads:
         return point[1]
 
     def index_for(self, follower: ReplicaId, term: int) -> int | None:
-        """The index up to which a follower must have applied, to serve all that was acknowledged before it asked.
+        """Return the index up to which a follower must have applied, to serve all that was acknowledged
+        before it asked.
 
         The follower says that it follows this replica in `term`. None: this replica does not lead in that
-        term, or the two are no majority. Then use `index_by_others`.
+        term, or leader and follower are no majority. In that case call `index_by_others`.
         """
         point = self._runtime.core.read_point
         if point is None or not self._standing.leads or point[0] != term:
@@ -107,16 +110,20 @@ class Reads:
         return point[1] if self._runtime.core.confirmed_by(term, (follower,)) else None
 
     async def index_by_others(self, snapshot: int, within_ms: int) -> int:
-        """As `index_for`, but other voters confirm that this replica leads. With a `snapshot`: as
-        `prepare`."""
+        """Return the same index as `index_for`, after other voters confirmed that this replica leads.
+
+        If `snapshot` is not 0, return the index that `prepare` gives for it.
+        """
         if snapshot:
             return await self.prepare(snapshot, within_ms)
         async with self._deadline("a read of a follower", within_ms):
             return await self._confirmed_index()
 
     def begin_round(self) -> ReadRound | None:
-        """The reads of this turn; the node asks other nodes to confirm them. None: nobody waits, or the core
-        does it."""
+        """Begin a round of this turn's reads, which the node asks other nodes to confirm.
+
+        None: nobody waits, or the core confirms the reads.
+        """
         futures, self._next_round = self._next_round, []
         if not futures:
             return None
@@ -146,7 +153,7 @@ class Reads:
         return True
 
     def leave_to_core(self, begun: ReadRound) -> None:
-        """The other nodes have not confirmed a round: have the core ask anew."""
+        """Have the core confirm the reads of a round that the other nodes have not confirmed."""
         del self._confirming[begun]
         self._ask_core(begun.end())
 
@@ -156,11 +163,12 @@ class Reads:
         self._runtime.post(RequestRead(context))
 
     async def latest_snapshot(self, within_ms: int = 0) -> HybridTime:
-        """A snapshot that holds everything acknowledged before the call. Errors as `linearizable_read`.
+        """Return a snapshot that holds everything acknowledged before the call. Errors as
+        `linearizable_read`.
 
         It is at most the later of now and the newest write. The applied timestamp may be later than both,
-        because a new leader's first ceiling is above its predecessor's last one. At such a snapshot a reader
-        would scan other tablets in the future.
+        because a new leader's first ceiling is above its predecessor's last one. Other tablets would have to
+        be read in the future at a snapshot that late.
         """
         await self.linearizable_read(within_ms)
         machine = self._storage.machine
@@ -173,10 +181,10 @@ class Reads:
         return snapshot
 
     async def prepare(self, snapshot: int, within_ms: int = 0) -> int:
-        """The log index that covers everything at or below `snapshot`, whoever leads now or later.
+        """Return the log index that covers everything at or below `snapshot`, whoever leads now or later.
 
-        Any replica of this incarnation of the tablet may serve the snapshot once it has applied that index. Raises
-        what `snapshot_ready` raises; README.md has the argument.
+        Any replica of this incarnation of the tablet may serve the snapshot once it has applied that index.
+        README.md gives the argument. Raises the errors of `snapshot_ready`.
         """
         await self.snapshot_ready(snapshot, within_ms)
         return self._applier.applied_index
@@ -195,8 +203,10 @@ class Reads:
         0: none. `ask`: how a follower asks its leader if it does not know whether it holds the snapshot
         (`Following.holds`).
 
-        Raises: Retryable: NOT_LEADER (a follower that does not know, and was given no `ask`), NO_QUORUM,
-            TIMED_OUT, NOT_READY (clocks are apart). Rejected: CLOCK_AHEAD.
+        Raises:
+            Retryable: NOT_LEADER (a follower that does not know, and was given no `ask`), NO_QUORUM,
+                TIMED_OUT, NOT_READY (clocks are apart).
+            Rejected: CLOCK_AHEAD.
         """
         timestamps, standing, applier = self._timestamps, self._standing, self._applier
         if snapshot <= timestamps.applied and standing.running:
@@ -235,17 +245,17 @@ class Reads:
     # --- what the core says
 
     def ready(self, context: int, index: int) -> None:
-        """This replica still leads. The reads of that round may continue once `index` is applied."""
+        """Let the reads of a round continue once `index` is applied: this replica still leads."""
         for future in self._rounds.pop(context, ()):
             if not future.done():
                 future.set_result(index)
 
     def refused(self, context: int, error: SteleError) -> None:
-        """The round has failed."""
+        """Refuse the reads of a round that the core refused."""
         _refuse(self._rounds.pop(context, []), error)
 
     def refuse_all(self, error: SteleError) -> None:
-        """The replica no longer leads, or ends: refuse all reads."""
+        """Refuse all reads, because the replica no longer leads, or ends."""
         waiting = [future for futures in self._rounds.values() for future in futures] + self._next_round
         for begun in self._confirming:
             waiting += begun.end()
@@ -268,7 +278,7 @@ def _refuse(futures: list[asyncio.Future[int]], error: SteleError) -> None:
 
 
 class _Deadline:
-    """A time limit for `async with`. When it is over, raises Retryable TIMED_OUT."""
+    """A time limit for `async with`. When it passes, it raises Retryable TIMED_OUT."""
 
     def __init__(self, timeout_ms: int, what: str) -> None:
         self._timeout = asyncio.timeout(timeout_ms / 1000)

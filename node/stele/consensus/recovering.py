@@ -1,11 +1,12 @@
-"""Makes a replica the only voter of its tablet after a lost majority: what is written, in which order. The
-caller does the writing. Used on a running node and on a volume that no process uses.
+"""Makes a replica the only voter of its tablet after a lost majority: says what to write, in which order. The
+caller writes. Used on a running node and on a volume that no process uses.
 
-1. the superblock with the higher incarnation: from here on the replica hears none of its former peers, and leads nobody;
+1. the superblock with the higher incarnation: from here on the replica hears no former peer, and leads
+   nobody;
 2. in its log a PROMOTE record, and a configuration of itself alone as the next entry, in one sync.
 
-Invariant: a crash between the two leaves a replica that can do nothing until the same is ordered again. What its log holds is
-kept, whether it was committed or not.
+Invariant: a crash between the two leaves a replica that can do nothing until the same order comes again. All
+that its log holds is kept, whether it was committed or not.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from stele.wal.stream import StreamLog
 
 @dataclass(frozen=True, slots=True)
 class SoleVoter:
-    """The order to make a replica the only voter. `incarnation`: the one from now on. `term`: above all that any replica reported. `at_least`:
-    the replica's log must reach up to here."""
+    """The order to make a replica the only voter.
+
+    `incarnation`: that of the tablet from now on. `term`: higher than any term that a replica reported.
+    `at_least`: the replica's log must reach up to this entry.
+    """
 
     key: StreamKey
     incarnation: int
@@ -39,18 +43,20 @@ def check_order(block: Superblock, last_logged: OpId, order: SoleVoter) -> None:
 
     Raises:
         Rejected: STALE_INCARNATION, the order is of another incarnation with no more recoveries than the
-            replica's, or with far too many more. CAS_FAILED, its log is shorter than the administrator saw.
-            INVALID_ARGUMENT, it holds no rows.
+            replica's, or with far too many more. CAS_FAILED, the replica's log is shorter than the
+            administrator saw. INVALID_ARGUMENT, the replica holds no rows.
     """
     own = block.tablet_incarnation
     told = order.incarnation
     if not told or is_given_up(told, own) or not within_reach(told, own):
         raise Rejected(
-            f"replica {order.key} is of incarnation {shown(own)}; the order is for {shown(told)}",
+            f"replica {order.key} is of incarnation {shown(own)}; the order is for {shown(told)}; run the command again",
             code=Code.STALE_INCARNATION,
         )
     if block.data_state is not DataState.READY:
-        raise Rejected(f"replica {order.key} is {block.data_state.name}: it has no rows of its own")
+        raise Rejected(
+            f"replica {order.key} is {block.data_state.name}: it has no rows of its own; choose another replica"
+        )
     if last_logged < order.at_least:
         raise Rejected(
             f"the log of replica {order.key} ends at {last_logged}, but the order expects {order.at_least}; "
@@ -65,19 +71,20 @@ def with_incarnation(block: Superblock, order: SoleVoter) -> Superblock:
 
 
 def is_done(config: Configuration, order: SoleVoter) -> bool:
-    """Whether this configuration, the last one of the log, is what the order makes, or a later one."""
+    """Whether `config`, the last configuration of the replica's log, shows that the order was carried out."""
     return config.incarnation >= order.incarnation
 
 
 def make_sole_voter(
     stream: StreamLog, node_id: NodeId, address: str, order: SoleVoter, done: Callable[[], None]
 ) -> Configuration:
-    """Append what makes the replica the only voter; `done` is called once it is synced. Returns the configuration.
+    """Append the records that make the replica the only voter. Returns the new configuration.
 
-    The term is also above every term that this replica knows. The PROMOTE record is its vote for itself in that term.
+    `done` is called once they are synced. The term is also above every term that this replica knows. The
+    PROMOTE record is its vote for itself in that term.
 
     Raises:
-        as StreamLog appends.
+        SteleError: as appends to StreamLog.
     """
     replica_id: ReplicaId = stream.key.replica_id
     last = stream.last_opid

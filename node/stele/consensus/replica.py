@@ -68,7 +68,7 @@ class Replica:
 
     @property
     def following(self) -> Following:
-        """What a follower knows of its age. Raises as `writes`."""
+        """What a follower knows about the age of its rows. Raises as `writes`."""
         return self._parts().following
 
     @property
@@ -183,7 +183,7 @@ class Replica:
 
     @property
     def caught_up(self) -> bool:
-        """Whether it has had, at some time since its start, all that its leader had committed."""
+        """Whether it had, at some time since its start, everything that its leader had committed."""
         return self.started is not None and self.running and self.started.caught_up
 
     @property
@@ -222,7 +222,10 @@ class Replica:
     # --- life cycle
 
     def run(self, stream: ReplicaStream, machine: StateMachine | None, initial: InitialState) -> None:
-        """Start with what bootstrap found: stream, machine (None: a young witness) and content of the log."""
+        """Start with the stream, the state machine and the log's content that bootstrap found.
+
+        `machine` None: a young witness, which has no rows.
+        """
         self.started = started = StartedReplica(
             self.standing, self.host, self.options, stream, machine, initial, self._failed
         )
@@ -231,7 +234,7 @@ class Replica:
         self.standing.report()
 
     def start_waits(self, error: str) -> None:
-        """It could not be started because of `error`, and is tried again later; "": it is being tried."""
+        """Note that the start failed because of `error`, and is tried again later. "": it is being tried now."""
         self.standing.waits(error)
         self.standing.report()
 
@@ -285,7 +288,10 @@ class Replica:
     # --- what its node reports to it
 
     def tick(self, now_ms: int) -> bool:
-        """Time has passed. Returns whether more ticks are needed: a replica at rest needs none until `Host.woken`."""
+        """Tell the core that time has passed. Returns whether more ticks are needed.
+
+        A replica at rest needs none until `Host.woken`.
+        """
         started = self.started
         if started is None:
             return True
@@ -298,7 +304,9 @@ class Replica:
         return not started.runtime.quiet or self.standing.state is not ReplicaState.RUNNING
 
     def vouches(self, from_node: NodeId, leader: ReplicaId, term: int) -> bool:
-        """Whether this replica follows `leader`, on that node, in `term`: until now it has voted in no later term."""
+        """Whether this replica follows `leader`, on that node, in `term`. If so, it has not voted in a later
+        term until now.
+        """
         started = self.started
         return (
             started is not None
@@ -312,7 +320,9 @@ class Replica:
         return self.started is not None and self.started.members.node_of.get(replica_id) == node_id
 
     def on_message(self, from_node: NodeId, sender: ReplicaId, message: Message) -> None:
-        """A message came from another replica of this tablet, which this replica's configuration may not name yet."""
+        """Take a message from another replica of this tablet. This replica's configuration may not name the
+        sender yet.
+        """
         started, state = self.started, self.standing.state
         if state is ReplicaState.FAILED and isinstance(message, UpdateRequest):
             self.committed_elsewhere = max(self.committed_elsewhere, message.commit_index)
@@ -326,22 +336,24 @@ class Replica:
             started.runtime.receive(sender, admitted)
 
     def peer_node_failed(self, node_id: str) -> None:
-        """The connection to a node was reset: tell the core that the peer there has failed."""
+        """Tell the core that a peer has failed: the connection to its node was reset."""
         peer = self.config.peer_on(node_id)
         if peer is not None and peer.replica_id != self.replica_id and self.started is not None:
             self.started.runtime.post(PeerFailed(peer.replica_id))
 
     def fit_to_lead(self, fit: bool) -> None:
-        """Tell the core whether its node's clock is right. If not, it leads only where no other can."""
+        """Tell the core whether its node's clock is right. If not, this replica leads only where no other
+        can.
+        """
         if self.started is not None:
             self.started.runtime.post(Fitness(fit))
 
     async def rows_arrived(self, superblock: Superblock, machine: StateMachine) -> None:
-        """The rows of a young witness are here. On return they hold all that is committed, and `superblock`
-        is in force.
+        """Take in the rows that a young witness has received. On return they hold all that is committed, and
+        `superblock` is in force.
 
         Raises:
-            Retryable: it does not run, or ended meanwhile; the rows are not taken.
+            Retryable: the replica does not run, or ended meanwhile. The rows are not taken in.
         """
         await self._parts().rows_arrived(machine)
         self.standing.rows_arrived(superblock)

@@ -39,27 +39,28 @@ class EffectSink(Protocol):
     """Takes the effects that concern neither log nor transport, and the messages that may leave."""
 
     def send(self, to: ReplicaId, message: Message) -> None:
-        """The message may leave now."""
+        """Send the message, which may leave now."""
 
     def effect(self, effect: fx.Effect) -> None:
-        """Any other effect, in order."""
+        """Handle any other effect, in order."""
 
     def appending(self, entries: tuple[Entry, ...]) -> None:
-        """These entries are about to be written to the log."""
+        """Note that these entries are about to be written to the log."""
 
     def committed(self, entries: tuple[Entry, ...]) -> None:
-        """These entries are committed and durable here, in the order of the effects."""
+        """Take entries that are committed and durable here, in the order of the effects."""
 
     def woken(self) -> None:
-        """The core's time goes on after a rest: it needs ticks again."""
+        """Give the core ticks again: its time goes on after a rest."""
 
     def runtime_failed(self, error: Exception) -> None:
-        """The core or the log has failed. Nothing more is fed or persisted."""
+        """End the replica: the core or the log has failed. Nothing more is fed or persisted."""
 
     async def read_log(self, first_index: int, bytes_max: int) -> tuple[Entry, ...]:
-        """Entries of the log from `first_index` on; an empty tuple if they are gone.
+        """Read entries of the log from `first_index` on. Returns an empty tuple if they are gone.
 
-        Raises Retryable where another try may help.
+        Raises:
+            Retryable: another try may help.
         """
 
 
@@ -142,11 +143,11 @@ class CoreRuntime:
             self._loop.call_soon(self._turn)
 
     def receive(self, sender: ReplicaId, message: Message) -> None:
-        """Feed a message that has come. It wakes a group at rest, since its sender does not rest."""
+        """Feed a message from another replica. It wakes a group at rest, since its sender does not rest."""
         self.post(Received(sender, message, self.now_ms()))
 
     def tick(self, now_ms: int) -> None:
-        """Time has passed; cheap when nothing is due. A group at rest needs no ticks."""
+        """Feed a tick to the core if one is due; cheap if not. A group at rest needs no ticks."""
         self.ticked_ms = now_ms
         # The core gets it again well within the shortest election timeout.
         due_ms = self._stall_told_ms + self.core.options.election_min_ms // 2
@@ -159,10 +160,11 @@ class CoreRuntime:
             self.post(Tick(now_ms - self._quiet_ms))
 
     def _log_stalls(self, now_ms: int) -> bool:
-        """Whether a Persist has waited for an election timeout in which the log did not move.
+        """Whether a Persist has waited longer than an election timeout, and the log did not move in that
+        time.
 
-        A slow log that moves is not a stall: an entry waits for the sync under way, and then for its own. A
-        hand-over would not help if the other disks are as slow. If they are faster, the others commit without
+        A slow log that moves is not a stall: an entry waits for the sync under way, and then for its own. If
+        the other disks are as slow, a hand-over would not help. If they are faster, the others commit without
         this one.
         """
         stands = self._stream.under_way
@@ -248,14 +250,14 @@ class CoreRuntime:
                 self._appends.append(call)
 
     def _push_appends(self) -> None:
-        """Try the refused calls again, in order."""
+        """Try the calls again that the log refused, in order."""
         while self._appends and not self._stopped and self._taken(self._appends[0]):
             del self._appends[0]
 
     def _taken(self, call: Callable[[], None]) -> bool:
         """Make a call on the log.
 
-        Returns False if it was refused (queue full, disk full); it is tried again later.
+        Returns False if the log refused it (queue full, disk full). The call is tried again later.
         """
         try:
             call()
@@ -271,7 +273,7 @@ class CoreRuntime:
         return True
 
     def _written(self, persist_id: int) -> None:
-        """All up to this Persist survives the end of the process. Not yet power loss."""
+        """Note that everything up to this Persist survives the end of the process, but not yet power loss."""
         if self._release(self._held_until_written, persist_id) and self.core.role is fx.Role.LEADER:
             self.post(LogWritten(persist_id))
 
@@ -295,7 +297,7 @@ class CoreRuntime:
         return True
 
     async def _read_log(self, request: fx.ReadLog) -> None:
-        """Read the log for a peer. If this replica leads no more, nobody needs it. A group never rests meanwhile."""
+        """Read the log for a peer, as long as this replica leads. A group never rests meanwhile."""
         entries = await read_patiently(
             lambda: self._sink.read_log(request.first_index, request.bytes_max),
             lambda: self.core.role is fx.Role.LEADER,

@@ -112,7 +112,7 @@ class StartedReplica:
     # --- a witness's rows, the end
 
     async def rows_arrived(self, machine: StateMachine) -> None:
-        """The rows of a young witness are here: apply what the log has beyond them, then tell the leader."""
+        """Apply the log beyond the rows that a young witness has received, then tell the leader."""
         self.writes.timestamps.in_log(machine.max_ceiling)
         try:
             await self.applier.catch_up(machine, self.storage.read_log)
@@ -124,7 +124,7 @@ class StartedReplica:
         self.runtime.post(DataArrived())
 
     def refuse_all(self, error: SteleError) -> None:
-        """The replica ends: each caller that waits gets `error`, or UNKNOWN_OUTCOME."""
+        """Give each caller that waits `error`, or UNKNOWN_OUTCOME, because the replica ends."""
         self.writes.stop(error)
         self.reads.refuse_all(error)
         self.members.refuse_all(error)
@@ -133,20 +133,20 @@ class StartedReplica:
     # --- EffectSink
 
     def send(self, to: ReplicaId, message: Message) -> None:
-        """Send a Raft message; whatever it depended on is durable."""
+        """Send a Raft message. Whatever it depended on is durable."""
         node_id = self.members.node_of.get(to)
         if node_id is not None:
             self._host.send(self._standing, node_id, to, message)
 
     def appending(self, entries: tuple[Entry, ...]) -> None:
-        """Entries are about to be written to the log: note the ceilings among them."""
+        """Note the ceilings among entries that are about to be written to the log."""
         self.active_ms = self.runtime.ticked_ms
         for entry in entries:
             if entry.kind is EntryKind.CEILING:
                 self.writes.timestamps.in_log(decode_ceiling(entry.payload))
 
     def committed(self, entries: tuple[Entry, ...]) -> None:
-        """Entries are committed: have them applied."""
+        """Have committed entries applied."""
         if self.writes.ceilings:
             self.writes.ceilings_committed(entries)
         self.committed_opid = entries[-1].opid
@@ -159,12 +159,13 @@ class StartedReplica:
         return await self.storage.read_log(first_index, bytes_max)
 
     def woken(self) -> None:
-        """The core's time goes on: the node ticks this replica again."""
+        """Have the node tick this replica again: the core's time goes on."""
         self._host.woken(self._standing)
 
     def runtime_failed(self, error: Exception) -> None:
-        """The core or the log has failed. The core cannot report that it no longer leads, so report it
-        here."""
+        """End the replica: the core or the log has failed. Report that it no longer leads, which the core
+        cannot do.
+        """
         self._failed(error)
         cause = f"its core has ended: {error}"
         self._role_changed(fx.RoleChanged(Role.NON_PARTICIPANT, self._standing.term, None, cause))
@@ -232,14 +233,16 @@ class StartedReplica:
 
 
 def _lease_clock(host: Host) -> int:
-    """The node's steady clock in milliseconds. 0 while a node of the cluster may run a release that forgets promises."""
+    """Return the node's steady clock in milliseconds. 0: leases are off, because a node may run a release
+    that forgets its promises.
+    """
     return host.steady_us() // 1_000 if host.cluster_version() >= LEADER_LEASES_VERSION else 0
 
 
 def _timestamps(
     host: Host, options: ReplicaOptions, machine: StateMachine | None, initial: InitialState
 ) -> Timestamps:
-    """Timestamps that begin above all ceilings in the store and in the log's last entries."""
+    """Make timestamps that begin above all ceilings in the store and in the log's last entries."""
     timestamps = Timestamps(
         host.wall_us,
         options.ceiling_ahead_us,

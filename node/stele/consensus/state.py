@@ -28,7 +28,7 @@ RoleListener = Callable[[Role, int, ReplicaId | None], None]
 
 
 class ReplicaState(IntEnum):
-    """Numbers are those of ReplicaStatePB."""
+    """The life-cycle states. The numbers are those of ReplicaStatePB."""
 
     BOOTSTRAPPING = 1
     CONFIGURING = 2
@@ -78,7 +78,7 @@ class Standing:
     """Identity and state of one replica.
 
     `running`: it takes part in its group, as CONFIGURING or RUNNING. `leads`: it runs, leads and holds rows.
-    `no_leader_after_ms`: a group without a leader for longer is taken to have no quorum.
+    `no_leader_after_ms`: a group that has had no leader for longer is taken to have no quorum.
     """
 
     def __init__(self, superblock: Superblock, host: Host, no_leader_after_ms: int) -> None:
@@ -117,13 +117,13 @@ class Standing:
     # --- changes
 
     def begin(self, term: int, config: Configuration, committed: Configuration) -> None:
-        """Bootstrap has ended, and the core is made."""
+        """Become CONFIGURING: bootstrap has ended, and the core is made."""
         self.term = term
         self.config, self.committed_config = config, committed
         self._move(LifeEvent.STARTED, f"its log was replayed, at term {term}")
 
     def fail(self, reason: str) -> bool:
-        """Become FAILED. Returns False, and keeps the first reason, if it had FAILED or stopped before."""
+        """Become FAILED. If it was FAILED or STOPPED before, returns False and keeps the first reason."""
         if not self._move(LifeEvent.FAILED, reason):
             return False
         self.error = reason
@@ -134,15 +134,15 @@ class Standing:
         return self._move(LifeEvent.STOPPED, cause)
 
     def waits(self, error: str) -> None:
-        """It could not be started because of `error`, and is tried again later; "": it is being tried."""
+        """Note that the start failed because of `error`, and is tried again later. "": it is being tried now."""
         self.error = error
 
     def rows_arrived(self, superblock: Superblock) -> None:
-        """A young witness has its rows now; `superblock` is its new one."""
+        """Take the new superblock of a young witness, which has its rows now."""
         self.superblock = superblock
 
     def role_changed(self, change: RoleChanged) -> None:
-        """The core has another role, term or leader."""
+        """Take over the core's new role, term or leader."""
         if change.leader is None and (self.leader is not None or self.role is Role.LEADER):
             self._no_leader_since_ms = self._host.now_ms()
         self.role, self.term, self.leader = change.role, change.term, change.leader
@@ -159,12 +159,12 @@ class Standing:
         )
 
     def term_committed(self) -> None:
-        """The core knows that an entry of its leader's term is committed."""
+        """Become RUNNING: the core knows that an entry of its leader's term is committed."""
         if self._move(LifeEvent.TERM_COMMITTED, f"an entry of term {self.term} is committed"):
             self.report()
 
     def configured(self, config: Configuration, committed: bool, cause: str) -> None:
-        """The core has another active configuration, or knows that one is committed."""
+        """Take over a configuration that the core reports as active, or as committed."""
         if committed:
             self.committed_config = config
         if not committed or self.config.opid_index <= config.opid_index:
@@ -234,8 +234,11 @@ class Standing:
             return NotLeader(f"{where} is {self.role.name}, not the leader", leader_hint=peer.node_id)
         silent_ms = self._host.now_ms() - self._no_leader_since_ms
         if self.running and self.leader is None and silent_ms > self._no_leader_after_ms:
-            return Retryable(f"{where} has had no leader for {silent_ms} ms", code=Code.NO_QUORUM)
-        return NotLeader(f"{where} is {self.role.name}, and knows no leader yet")
+            return Retryable(
+                f"{where} has had no leader for {silent_ms} ms; check that a majority of its replicas runs",
+                code=Code.NO_QUORUM,
+            )
+        return NotLeader(f"{where} is {self.role.name}, and knows no leader yet; try again")
 
     def error_of(self, code: Code, message: str) -> SteleError:
         """The error for a refusal of the core. NOT_LEADER gets a hint if the leader is known."""

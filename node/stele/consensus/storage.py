@@ -22,7 +22,7 @@ from stele.tablet.files import translate
 from stele.tablet.machine import StateMachine
 
 LOG_KEPT_MS = 120_000
-"""How long flushed entries stay for a peer that may still be added."""
+"""How long flushed entries are kept for a peer that may still be added."""
 
 
 class Storage:
@@ -67,11 +67,10 @@ class Storage:
     # --- flushes
 
     async def flush(self) -> OpId:
-        """Write the rows in memory to synced files, and release the log up to there. Returns what the store
-        holds then.
+        """Write the rows in memory to synced files, and release the log up to there.
 
-        Cancelling the caller ends only its waiting. A flush runs to its end, since the store would wait for
-        ever for one that is not finished.
+        Returns the last entry that the files hold. Cancelling the caller ends only its waiting. A flush runs
+        to its end, since the store would wait for ever for an unfinished one.
 
         Raises:
             Retryable: DISK_FULL, NOT_READY for a replica without rows.
@@ -82,7 +81,7 @@ class Storage:
         async with self._flushing:
             machine = self.machine
             if machine is None or not self._standing.running:
-                raise Retryable("this replica holds no rows to flush", code=Code.NOT_READY)
+                raise Retryable("this replica holds no rows to flush yet; try again", code=Code.NOT_READY)
             job = machine.begin_flush()
             if job is not None:
                 await self._host.in_thread(job.write)
@@ -112,15 +111,17 @@ class Storage:
         self._settled = self._flushed_marks[0][1] if self._runtime.quiet else None
 
     def log_collected(self, start: OpId) -> None:
-        """The log up to and including `start` is gone."""
+        """Tell the core that the log up to and including `start` is gone."""
         self._runtime.post(Compacted(start))
 
     # --- reading the log
 
     def log_reaches(self, opid: OpId) -> bool:
-        """Whether this replica's log holds the entry `opid` durably, and this replica knows it to be committed.
+        """Whether this replica's log holds the entry `opid` durably, and this replica knows it to be
+        committed.
 
-        Rows that end beyond its commit index would let the log drop entries that are not handed out yet.
+        If rows ended beyond the commit index, the log could drop entries that the core has not handed out
+        yet.
 
         Raises:
             Retryable: it never will, because the replica does not run, or its log begins later.
@@ -135,8 +136,9 @@ class Storage:
         return log.handed_index >= opid.index and log.term_at(opid.index) == opid.term
 
     async def read_log(self, first_index: int, bytes_max: int) -> tuple[Entry, ...]:
-        """Entries of the log, read in a thread. An empty tuple if they were collected, which the core may not
-        know yet.
+        """Read entries of the log in a thread.
+
+        Returns an empty tuple if they were collected, which the core may not know yet.
 
         Raises:
             Retryable: the system has no file descriptor or memory for it now.

@@ -24,7 +24,7 @@ _VERSION = 1
 
 
 class DataState(IntEnum):
-    """Numbers are those of DataStatePB, on disk and on the wire."""
+    """The data states of a replica. The numbers are those of DataStatePB, on disk and on the wire."""
 
     READY = 1
     COPYING = 2
@@ -40,7 +40,7 @@ class Superblock:
     - `schema`: `Schema.to_json` text, empty for a key space.
     - `partitioning`, `partition`: serialised PartitioningPB and PartitionPB.
     - `witness_start`: set while the replica logs as a WITNESS and its rows are still being copied.
-    - `last_term`, `last_opid`: what a tombstone remembers.
+    - `last_term`, `last_opid`: of a tombstone, the term and the last entry that the replica had.
     """
 
     tablet_id: TabletId
@@ -129,7 +129,7 @@ def _parse(body: bytes, what: str) -> Superblock:
             leader_hint=None if hint is None else ReplicaId(int(hint)),
         )
     except (ValueError, TypeError, KeyError) as exc:
-        raise Corrupt(f"{what}: {exc!r}; expected a superblock's fields") from exc
+        raise Corrupt(f"{what}: {exc!r}; expected a superblock's fields; copy the replica anew") from exc
 
 
 def encode_superblock(block: Superblock) -> bytes:
@@ -141,8 +141,8 @@ def decode_superblock(data: bytes) -> Superblock:
     """The inverse of `encode_superblock`.
 
     Raises:
-        Corrupt: other bytes than were written.
-        Rejected: UNSUPPORTED_VERSION.
+        Corrupt: the bytes are damaged.
+        Rejected: UNSUPPORTED_VERSION, a later release wrote it.
     """
     return _parse(parse_record(data, _MAGIC, _VERSION, "superblock")[1], "superblock")
 

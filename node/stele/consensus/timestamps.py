@@ -6,12 +6,12 @@ highest ceiling in its log. So the timestamps of two leaders are disjoint, and a
 leader assigns none before its clock has passed that ceiling. Otherwise its writes would lie in the future,
 and a scan at the present would miss them.
 
-So a ceiling runs ahead of the clock as little as possible; but the next one must be committed before it is
-used up. Where commits take long, ceilings run further ahead, by a multiple of the time of the last commit. A
-new leader begins as far ahead as its predecessor was. The cost is the wait of a new leader, a few commits
-long. Timestamps stay those of the clock. An alternative was rejected: timestamps in the past, below a ceiling
-that the clock has passed. They would cost no wait. But a scan of several tablets could then miss a write in
-one, and see a later write in another.
+So a ceiling runs ahead of the clock as little as possible. But the next ceiling must be committed before the
+present one is used up. Where commits take long, ceilings run further ahead, by a multiple of the time of the
+last commit. A new leader begins as far ahead as its predecessor was. The cost is the wait of a new leader, a
+few commits long. Timestamps stay those of the clock. An alternative was rejected: timestamps in the past,
+below a ceiling that the clock has passed. They would save the wait. But a scan of several tablets could then
+miss a write in one tablet, and see a later write in another.
 
 Invariant: `assign` returns strictly rising values, all at or below a committed ceiling. No timestamp and no
 ceiling is made of a reading of the wall clock that the node finds wrong.
@@ -28,8 +28,9 @@ from stele.model.ids import HybridTime
 
 _CEILING = struct.Struct("<Q")
 _AHEAD_PER_COMMIT = 4
-"""A ceiling runs ahead by this many times the last commit's time. The next one is due at half of that, so its
-commit may take twice as long as the last one did."""
+"""A ceiling runs ahead by this many times the last commit's time. The next ceiling is due when half of that
+lead is left. So its commit may take twice as long as the last one.
+"""
 
 
 def encode_ceiling(ceiling: int) -> bytes:
@@ -44,7 +45,7 @@ def decode_ceiling(payload: bytes) -> int:
         Corrupt: if it is not eight bytes.
     """
     if len(payload) != _CEILING.size:
-        raise Corrupt(f"ceiling entry: {len(payload)} bytes, expected {_CEILING.size}")
+        raise Corrupt(f"ceiling entry: {len(payload)} bytes, expected {_CEILING.size}; copy the replica anew")
     return int(_CEILING.unpack(payload)[0])
 
 
@@ -84,11 +85,11 @@ class Timestamps:
         self.applied = 0  # all at or below it is applied here, and will never change
 
     def in_log(self, ceiling: int) -> None:
-        """A ceiling is in the log. The next leader begins above it."""
+        """Note a ceiling that is in the log. The next leader begins above it."""
         self._highest = max(self._highest, ceiling)
 
     def lead(self) -> None:
-        """This replica has become leader: begin above everything an earlier leader may have assigned."""
+        """Begin above everything that an earlier leader may have assigned: this replica has become leader."""
         self._clock.observe(self._highest)
         self._begins_us = physical_us(self._highest)
         self._committed = 0
@@ -107,7 +108,7 @@ class Timestamps:
             self._run_ahead(_AHEAD_PER_COMMIT * (self._wall_us() - self._proposed_us))
 
     def lost(self) -> None:
-        """A proposed ceiling was refused or lost."""
+        """Forget the proposed ceiling, which was refused or lost."""
         self._proposed = 0
 
     def _run_ahead(self, ahead_us: int) -> None:
@@ -122,12 +123,14 @@ class Timestamps:
         return self._fault(self._wall_us())
 
     def next_ceiling(self, at_least: int = 0) -> int | None:
-        """A ceiling to propose now. None if the present one lasts, one is on its way, time must pass first,
-        or the wall clock is wrong.
+        """Return a ceiling to propose now.
 
-        Called at each use, so an unused tablet proposes none. The exception: one that lets it forget old
-        clients. A new one is due when less than half of the lead is left, or when `at_least` is above the
-        present one.
+        None: the present one lasts, the next one is on its way, time must pass first, or the wall clock is
+        wrong.
+
+        A new ceiling is due when less than half of the lead is left, or when `at_least` is above the present
+        one. This is called when timestamps are used, so an unused tablet proposes no ceilings. The exception
+        is a ceiling that lets the tablet forget old clients.
         """
         if self._proposed:
             return None
@@ -146,16 +149,19 @@ class Timestamps:
 
     @property
     def behind_ms(self) -> int:
-        """For how many ms no ceiling can be proposed, as the clock is behind the log; 0 if none is needed."""
+        """For how many milliseconds no ceiling can be proposed, because the clock is behind the log.
+
+        0: a ceiling can be proposed now, or the present one lasts.
+        """
         if max(self._clock.last + 1, from_physical_us(self._wall_us())) <= self._committed:
             return 0
         highest = max(self._highest, self._committed)
         return max(0, physical_us(highest) - self._wall_us() - self._ahead_us) // 1000
 
     def assign(self) -> HybridTime | None:
-        """A new timestamp at or below the committed ceiling.
+        """Return a new timestamp at or below the committed ceiling.
 
-        None: wait for a ceiling, for time to pass, or a right clock.
+        None: it must wait for a ceiling, for time to pass, or for a right clock.
         """
         wall = self._wall_us()
         time = self._clock.next_at(wall)
@@ -168,8 +174,8 @@ class Timestamps:
     def stamp(self, ceiling: int) -> HybridTime:
         """The timestamp of the entry that holds `ceiling`. Later entries of this leader have higher ones.
 
-        It is never above the ceiling: the clock may be, after a reserved snapshot, but the next leader knows
-        only the ceiling.
+        It is never above the ceiling, because the next leader knows only the ceiling. The clock may be above
+        it, after a reserved snapshot.
         """
         return HybridTime(min(self._clock.now(), ceiling))
 

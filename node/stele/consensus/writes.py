@@ -30,8 +30,7 @@ _CEILING_RETRY_S = 0.002
 class Writes:
     """Proposals, timestamps and ceilings of one replica.
 
-    `ceilings`: terms of the ceilings that this leader has in its log and that are not committed yet, by log
-    index.
+    `ceilings`: by log index, the terms of this leader's ceilings that are in its log and not committed yet.
     """
 
     def __init__(
@@ -78,12 +77,15 @@ class Writes:
     ) -> asyncio.Future[Outcome]:
         """Propose a WRITE. The future belongs to the replica: a caller may cancel only a shield of it.
 
-        `small`: it takes next to no space and frees some, so a full node accepts it. `rows_only`: it is a block of rows. `early`:
-        gets the outcome too, perhaps before the write is committed. Then the outcome says `in_memory`, and every voter has
-        written the entry to its log.
+        `small`: the write takes next to no space and frees some, so a full node accepts it. `rows_only`: it
+        is a block of rows. `early`: another future of the outcome, which may end before the write is
+        committed. In that case the outcome says `in_memory`, and every voter has written the entry to its
+        log.
 
-        Raises: Retryable: NOT_LEADER (with a hint), NO_QUORUM, NOT_READY (also where clocks are apart),
-            THROTTLED, DISK_FULL. Rejected: TOO_LARGE.
+        Raises:
+            Retryable: NOT_LEADER (with a hint), NO_QUORUM, NOT_READY (also where clocks are apart),
+                THROTTLED, DISK_FULL.
+            Rejected: TOO_LARGE.
         """
         if len(payload) > self._options.write_bytes_max:
             raise Rejected(
@@ -94,7 +96,10 @@ class Writes:
         if not self._standing.leads:
             raise self._standing.refusal()
         if not small and self._host.low_space():
-            raise Retryable("the disk of this node is nearly full; free or add space", code=Code.DISK_FULL)
+            raise Retryable(
+                f"the disk of node {self._host.node_id[:8]} is nearly full; free or add space",
+                code=Code.DISK_FULL,
+            )
         if not small and self._host.stores_full():
             raise Retryable(
                 f"rows that wait to be flushed fill the memory of node {self._host.node_id[:8]}; send again a "
@@ -136,7 +141,7 @@ class Writes:
         return await self.outcome(self.submit(payload, small=small), deadline_ms)
 
     async def outcome(self, future: asyncio.Future[Outcome], deadline_ms: int | None) -> Outcome:
-        """Wait for a submitted write. A deadline ends only the waiting (UNKNOWN_OUTCOME)."""
+        """Wait for a submitted write. If the deadline passes, only the waiting ends, with UNKNOWN_OUTCOME."""
         if deadline_ms is None:
             return await asyncio.shield(future)
         done, _ = await asyncio.wait((future,), timeout=deadline_ms / 1000)
@@ -163,8 +168,8 @@ class Writes:
     def let_time_pass(self) -> None:
         """As leader, append one ceiling that is late enough for the machine to forget all its clients.
 
-        Replicas forget clients only by the timestamps of entries. Without this, a tablet without writes would
-        remember its clients for ever.
+        Replicas forget clients only by the timestamps of entries. Without such a ceiling, a tablet that gets
+        no writes would remember its clients for ever.
         """
         machine = self._storage.machine
         if machine is None or not self._standing.leads or self._host.low_space():
@@ -178,7 +183,8 @@ class Writes:
     async def covered(self, snapshot: int) -> None:
         """Return once a ceiling of this leader at or above `snapshot` is committed.
 
-        Raises if it no longer leads.
+        Raises:
+            SteleError: this replica no longer leads, or its clock is wrong.
         """
         while not self.timestamps.covers(snapshot):
             future: asyncio.Future[None] = self._loop.create_future()
@@ -241,19 +247,19 @@ class Writes:
     # --- what the core says
 
     def proposed(self, context: int, opid: OpId) -> None:
-        """A proposal is in the log."""
+        """Note a proposal that is in the log."""
         if not self.proposals.proposed(context, opid) and context in self._ceiling_contexts:
             del self._ceiling_contexts[context]
             self.ceilings[opid.index] = opid.term
 
     def held_by_all(self, index: int) -> None:
-        """Every voter has the log up to `index` in its file."""
+        """Answer early what can be answered: every voter has the log up to `index` in its file."""
         machine = self._storage.machine
         if machine is not None and self._standing.leads:
             self.proposals.early.held(index, machine.applied.index, machine)
 
     def refused(self, context: int, error: SteleError) -> None:
-        """A proposal never entered a log."""
+        """Note a proposal that never entered a log: a write fails, a ceiling is tried again."""
         if self.proposals.refused(context, error):
             return
         if self._ceiling_contexts.pop(context, None) is not None:
@@ -261,13 +267,13 @@ class Writes:
             self._look_again_soon()
 
     def lost(self, opid: OpId) -> None:
-        """A proposal was dropped from this log."""
+        """Note a proposal that was dropped from this log."""
         self.proposals.lost(opid)
         if self.ceilings.pop(opid.index, None) is not None:
             self.timestamps.lost()
 
     def ceilings_committed(self, entries: tuple[Entry, ...]) -> None:
-        """Entries are committed: look for this leader's ceilings among them."""
+        """Use this leader's ceilings among the committed entries."""
         for entry in entries:
             if (
                 entry.kind is EntryKind.CEILING
@@ -278,7 +284,7 @@ class Writes:
                 self._schedule_pump()
 
     def applied(self, entry: Entry, outcome: Outcome) -> None:
-        """An entry was applied."""
+        """Note an applied entry, and end the write that proposed it."""
         timestamps = self.timestamps
         if entry.timestamp > timestamps.applied:
             timestamps.applied = entry.timestamp
@@ -290,19 +296,19 @@ class Writes:
                 self.proposals.applied(entry, outcome)
 
     def begin_leading(self) -> None:
-        """This replica has become leader."""
+        """Prepare timestamps and early answers: this replica has become leader."""
         self.timestamps.lead()
         self.proposals.early.lead(self._runtime.core.log.last_index)
         self.ceilings.clear()
         self._ceiling_contexts.clear()
 
     def end_leading(self, error: SteleError) -> None:
-        """It no longer leads: refuse the writes that were not proposed yet."""
+        """Refuse the writes that were not proposed yet: this replica no longer leads."""
         self.proposals.fail_waiting(error)
         self._wake_ceiling_waiters(error)
 
     def stop(self, error: SteleError) -> None:
-        """The replica ends."""
+        """Fail all writes, because the replica ends."""
         if self._retry is not None:
             self._retry.cancel()
         self.proposals.fail_all(error)
@@ -310,5 +316,7 @@ class Writes:
 
 
 def wrong_clock(fault: str) -> SteleError:
-    """The error for a wrong clock. Retryable: the node hands over, and the next leader's clock is right."""
+    """Return the error for a wrong clock. It is Retryable: the node hands over, and the next leader's clock
+    is right.
+    """
     return Retryable(f"{fault}; until then this replica assigns no timestamps", code=Code.NOT_READY)
