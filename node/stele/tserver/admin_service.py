@@ -1,5 +1,4 @@
-"""TabletServerAdminService: the orders of masters to a node. They create, alter, delete and flush
-replicas."""
+"""TabletServerAdminService: the masters' orders to a node, to create, alter, delete and flush replicas."""
 
 from __future__ import annotations
 

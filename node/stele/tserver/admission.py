@@ -1,12 +1,12 @@
-"""Whether the masters admit this start of the volume. The heartbeater passes their answers in; the startup
-waits for the decision.
+"""Decides whether this start of the volume may go on, by the masters' answers. The heartbeater passes the
+answers in, and the startup waits for the decision.
 
 An older copy of a volume may have forgotten votes and acknowledged rows. Each master compares what this start
 reports with what it heard before. It refuses the start if it has heard of newer state.
 
-Owns the masters' votes on this start (`AdmissionVotes`). Writes nothing, ends nothing. Invariant: for a start
-that was admitted, only the refusal of a majority counts. For any other start, one master's refusal counts
-too, if it still stands after DOUBT_S.
+Owns the masters' votes on this start (`AdmissionVotes`). Writes nothing, ends nothing. Invariant: a start
+that was admitted is ended only by a majority's refusal. Any other start is also ended by one master's refusal
+that still stands after DOUBT_S.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from stele.rpc.proto import master_pb2
 from stele.tserver.admission_votes import AdmissionVotes
 
 DOUBT_S = 3.0
-"""How long a start that some master refuses waits for the others' votes. Not used for a start that was
-admitted before."""
+"""How long a start waits for the other masters' votes after some master refused it. Not used for a start that
+was admitted before.
+"""
 _GRACE_S = 1.0
 """How long a start with enough votes waits for masters that have not answered yet. One of them may be about
 to refuse."""
@@ -30,8 +31,11 @@ to refuse."""
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """`condemned`: a majority has evidence that the volume is an older copy. No later start of it may go on
-    either."""
+    """The masters' decision to end this start.
+
+    `condemned`: a majority has evidence that the volume is an older copy. No later start of the volume may go
+    on either.
+    """
 
     error: SteleError
     condemned: bool
@@ -59,16 +63,16 @@ class Admission:
         self._asked &= self._masters
 
     def answered(self, address: str, response: master_pb2.TSHeartbeatResponse) -> None:
-        """The master at `address` has heard this start and did not refuse it."""
+        """Count the answer of the master at `address`, which did not refuse this start."""
         self._votes.answered(address, response)
         self._note_asked(address)
 
     def no_answer(self, address: str) -> None:
-        """The master at `address` was asked and gave no admission."""
+        """Note that the master at `address` was asked and did not admit this start."""
         self._note_asked(address)
 
     def refused(self, address: str, error: SteleError) -> None:
-        """The master at `address` refuses this start."""
+        """Count the refusal of the master at `address`."""
         self._votes.refused(address, error)
         verdict = self._votes.verdict
         if verdict is not None:
@@ -94,7 +98,7 @@ class Admission:
         return self._votes.doubt is not None and not self._votes.admitted
 
     async def wait_may_open(self) -> None:
-        """Wait until enough masters did not refuse this start, so that its replicas may open."""
+        """Wait until enough masters have answered without a refusal, so that the replicas may open."""
         await self._until(lambda: self._votes.may_open)
         await self._all_asked()
 
@@ -123,7 +127,7 @@ class Admission:
         self._heard.set()
 
     async def _all_asked(self) -> None:
-        """Wait until every master has answered or failed once, but for _GRACE_S at most."""
+        """Wait until every master has answered or failed once, at most for _GRACE_S."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GRACE_S):
                 await self._until(lambda: self._masters <= self._asked)

@@ -1,13 +1,16 @@
-"""The masters' votes on a start: is this volume the newest of its node? Pure; `Admission` passes in what
-heartbeats brought.
+"""Counts the masters' votes on a start: is this volume the newest of its node? Pure; `Admission` passes in
+what heartbeats brought.
 
-A master refuses an older copy by what it heard of the newest (see stele.master.liveness.refuse_older). This
-module counts the last answer of each master that was asked.
+A master refuses a start of an older copy, because it has heard of a newer one
+(stele.master.liveness.refuse_older). This module counts the last answer of each master that was asked.
 
-Invariants: a start is admitted once the leader, and a majority of the masters that had a catalog to read, did not refuse it.
-Only then do masters store what it reports. Otherwise a start that nobody could judge might make them refuse
-the newest one. Only a majority can refuse a start that was admitted. One master's `doubt` may end any other start
-(admission.py). A volume is condemned only when a majority says that it is an older copy.
+Invariants:
+- A start is admitted once the leader did not refuse it, nor did a majority of the masters that had a catalog
+  to read. Only then do masters store what it reports. Otherwise a start that nobody could judge might make
+  them refuse the newest one.
+- Only a majority can refuse a start that was admitted. One master's `doubt` may end any other start
+  (admission.py).
+- A volume is condemned only when a majority says that it is an older copy.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from stele.rpc.proto import master_pb2
 
 
 def newest(error: SteleError) -> int:
-    """The node's newest start that the refusing master knows; 0 if it does not say."""
+    """The incarnation of the node's newest start that the refusing master knows; 0 if it does not say."""
     return error.newest if isinstance(error, StartRefused) else 0
 
 
@@ -40,8 +43,11 @@ class AdmissionVotes:
         self._refusals: dict[str, SteleError] = {}
 
     def refused(self, address: str, error: SteleError) -> None:
-        """The master at `address` refuses this start. A master of an earlier release does not name itself: it counts as the one
-        that answered there last, or by its address."""
+        """Count the refusal of the master at `address`.
+
+        A master of an earlier release does not name itself. It counts as the master that answered at
+        `address` last, or else by its address.
+        """
         named = error.master if isinstance(error, StartRefused) else ""
         master = named or self._at.get(address, address)
         self._is_at(address, master)
@@ -58,8 +64,10 @@ class AdmissionVotes:
 
     @property
     def verdict(self) -> SteleError | None:
-        """The refusal of a majority of the masters; None if fewer refuse. VOLUME_OLD if a majority gives that
-        reason, else the error that `doubt` gives."""
+        """The refusal of a majority of the masters; None if fewer refuse.
+
+        VOLUME_OLD if a majority gives that reason, else the error of `doubt`.
+        """
         refusals = list(self._refusals.values())
         masters = max((r.masters for r in refusals if isinstance(r, StartRefused)), default=0)
         needed = max(masters, len(self._masters)) or self._given
@@ -70,13 +78,18 @@ class AdmissionVotes:
 
     @property
     def doubt(self) -> SteleError | None:
-        """The error of a master that refuses this start; None if none does. STALE_INCARNATION comes first; of
-        several, the one with the newest incarnation."""
+        """The error of a master that refuses this start; None if none does.
+
+        STALE_INCARNATION comes before other codes. Of several such errors it is the one with the newest
+        incarnation.
+        """
         refusals = sorted(self._refusals.values(), key=lambda r: (r.code is Code.VOLUME_OLD, -newest(r)))
         return refusals[0] if refusals else None
 
     def answered(self, address: str, response: master_pb2.TSHeartbeatResponse) -> None:
-        """The master at `address` did not refuse. It names the masters if it has a catalog."""
+        """Count the answer of the master at `address`, which did not refuse. It names the masters if it has a
+        catalog.
+        """
         master = id_from_pb(response.node_id)
         self._is_at(address, master)
         self._refusals.pop(master, None)
@@ -97,8 +110,12 @@ class AdmissionVotes:
 
     @property
     def may_open(self) -> bool:
-        """Whether replicas may open. When all masters start at once, none has a catalog before they elect a
-        leader. Then a master may open its replicas once no other master refuses it."""
+        """Whether replicas may open.
+
+        On a plain node they may once the start is admitted. When all masters start at once, none has a
+        catalog before they elect a leader. So a master may also open its replicas once every other master has
+        answered without a refusal.
+        """
         if self.admitted or not self._is_master:
             return self.admitted
         heard = self._heard | {self._own}

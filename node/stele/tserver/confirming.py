@@ -1,12 +1,14 @@
-"""Linearizable reads of many tablets, confirmed by one message to each node in place of one for each tablet (Raft §8).
+"""Linearizable reads of many tablets, confirmed by one message to each node instead of one for each tablet
+(Raft §8).
 
-Owned by the messenger. In each turn of the loop it collects the tablets for which reads have come. It asks every other node
-once: which of these replicas of yours do not follow mine, in these terms? The rest is confirmed. What a node does not answer
-within a heartbeat is left to the tablet's core, which asks by heartbeats. Nodes of earlier releases are asked by heartbeats
-alone.
+Owned by the messenger. In each turn of the loop it collects the tablets for which reads have come. It asks
+every other node once: which of these replicas of yours do not follow mine, in these terms? The others are
+confirmed. If a node does not answer within a heartbeat, the tablet's core asks by heartbeats. Nodes of
+earlier releases are asked by heartbeats alone.
 
-Invariants: an answer counts only for the tablets of the question with its number, so each was given after the reads came.
-A process never repeats a number, and begins at a random one. However much other nodes ask, one turn answers a bounded part.
+Invariants: an answer counts only for the tablets of the question with its number, so each was given after the
+reads came. A process begins at a random number, and never repeats a number. However much other nodes ask, one
+turn answers a bounded part.
 """
 
 from __future__ import annotations
@@ -29,13 +31,14 @@ from stele.tserver.replicas import Replicas
 log = structlog.get_logger("stele.tserver")
 
 _ASK = struct.Struct(">16sQQQQ")
-"""Tablet, its incarnation, who leads, who is asked, the term."""
+"""The fields of one asked tablet: tablet, its incarnation, who leads, who is asked, the term."""
 _PLACE = struct.Struct(">H")
 ASKS_MAX = 1_024
 """The most tablets in one question. An answer takes some 2 µs for each."""
 _ANSWERED_MAX = 4_096
-"""The most tablets about which one turn answers. A node that asks about more gets no answer, and its cores
-ask by heartbeats."""
+"""The most tablets about which one turn answers. A node that asks about more gets no answer. Its cores then
+ask by heartbeats.
+"""
 
 
 class _Question(NamedTuple):
@@ -98,7 +101,7 @@ class Confirming:
                 self._ask(node_id, parts[start : start + ASKS_MAX])
 
     def _greet(self, node_id: NodeId) -> None:
-        """Find out whether a node answers."""
+        """Send an empty question, to find out whether a node answers questions."""
         if node_id not in self._greeted:
             self._greeted[node_id] = None
             self._send(node_id, consensus_pb2.ConfirmPB())
@@ -170,7 +173,7 @@ class Confirming:
         )
 
     def tick(self, now_ms: int) -> None:
-        """Time has passed: give up what was not answered."""
+        """Give up the questions that were not answered in time."""
         self._now_ms = now_ms
         self._greeted.clear()
         while self._questions:
@@ -182,10 +185,12 @@ class Confirming:
                 begun.give_up()
 
     def lost(self, node_id: NodeId) -> None:
-        """The connection to a node was reset. The node that answers next may run another release."""
+        """Forget that a node answers questions: its connection was reset, and it may come back with another
+        release.
+        """
         self._able.pop(node_id, None)
 
 
 def _whole(form: struct.Struct, data: bytes) -> Iterator[tuple[Any, ...]]:
-    """The records in `data`. Bytes at the end that are no whole record are ignored."""
+    """The records in `data`. Ignores bytes at the end that are no whole record."""
     return form.iter_unpack(data[: len(data) // form.size * form.size])

@@ -34,8 +34,9 @@ _PREPARE_TIMEOUT_S = 20.0
 class ConsensusService(ConsensusServiceServicer):
     """Served by every node and master.
 
-    `copy_source(node_id, address)` makes the source of a copy. `changed(key)` is called when what this node has
-    under that key differs from its last report."""
+    `copy_source(node_id, address)` makes the source of a copy. `changed(key)` is called when the replica
+    under that key differs from its last report.
+    """
 
     def __init__(
         self,
@@ -81,9 +82,10 @@ class ConsensusService(ConsensusServiceServicer):
         already.
 
         Raises:
-            Retryable: NOT_LEADER; TIMED_OUT, this replica still leads; NOT_READY, the node lacks much of the
-            log.
-            Rejected: the node cannot lead; CAS_FAILED, this replica leads in another term than the caller thinks.
+            Retryable: NOT_LEADER. TIMED_OUT, this replica still leads. NOT_READY, the node lacks much of the
+                log.
+            Rejected: the node cannot lead. CAS_FAILED, this replica leads in another term than the caller
+                thinks.
         """
         order = self._fences.of_driver(request.driver_epoch)
         replica = self._replicas.get(id_from_pb(request.tablet_id))
@@ -98,7 +100,9 @@ class ConsensusService(ConsensusServiceServicer):
         if request.target_node:
             peer = replica.config.peer_on(id_from_pb(request.target_node))
             if peer is None:
-                raise Rejected(f"node {id_from_pb(request.target_node)} holds no replica of this tablet")
+                raise Rejected(
+                    f"node {id_from_pb(request.target_node)} holds no replica of this tablet; choose one that does"
+                )
             if peer.replica_id == replica.replica_id:
                 return pb.LeaderStepDownResponse()
             target = peer.replica_id
@@ -112,7 +116,7 @@ class ConsensusService(ConsensusServiceServicer):
         """Have the replica here stand for election at once. Does nothing if it leads.
 
         Raises:
-            Rejected: it cannot lead; STALE_INCARNATION.
+            Rejected: the replica cannot lead. STALE_INCARNATION.
         """
         replica = self._replicas.get(id_from_pb(request.tablet_id))
         check_incarnation(replica, request.tablet_incarnation)
@@ -153,8 +157,9 @@ class ConsensusService(ConsensusServiceServicer):
         )
 
     async def StartTabletCopy(self, request: pb.StartTabletCopyRequest, context: Any) -> Any:
-        """Begin a copy to this node, or report its progress. For a witness, answered once it logs and
-        votes."""
+        """Begin a copy to this node, or report its progress. For a witness, the answer comes once it logs and
+        votes.
+        """
         fenced = self._fences.of_driver(request.driver_epoch)
         order = CopyOrder(
             tablet_id=TabletId(id_from_pb(request.tablet_id)),
@@ -192,5 +197,7 @@ class ConsensusService(ConsensusServiceServicer):
 
 
 def _cause(driver_epoch: int, reason: str) -> str:
-    """Why an order is carried out, for the log. One without an epoch is an administrator's, and says so."""
+    """Why an order is carried out, for the log. If the order has no epoch, the text says that an
+    administrator gave it.
+    """
     return cut(reason if driver_epoch else f"an administrator's order: {reason or 'no reason was given'}")

@@ -50,7 +50,7 @@ class RemoteFrames:
         self._stream.cancel()
 
     def __iter__(self) -> Iterator[tuple[int, pa.Buffer, int]]:
-        """The frames of the copy, as they arrive. Raises SteleError."""
+        """Yield the frames of the copy, as they arrive. Raises SteleError."""
         try:
             for batch in self._stream:
                 yield frame_from_batch(batch)

@@ -35,7 +35,9 @@ class NodeDescription:
             volume.record.fork_id,
         )
         self.start = secrets.randbits(64)
-        """Identifies this start. It is sent to masters only, because whoever knows it can speak for the node."""
+        """Identifies this start. It is sent to masters only, because anyone who knows it can speak for the
+        node.
+        """
         self._address = options.advertised
         self._flight_address = ""
         self._http_port = options.http_port
@@ -68,8 +70,9 @@ class NodeDescription:
 
     @property
     def formed(self) -> bool:
-        """Whether a first master's formation was confirmed, or a copy of the catalog came to it; true for all
-        other nodes."""
+        """Whether the cluster of this first master has formed, or a copy of the catalog came to it. True for
+        all other nodes.
+        """
         return self.record.formed
 
     def registration(self) -> master_pb2.NodeRegistrationPB:
@@ -88,7 +91,7 @@ class NodeDescription:
     def status(
         self, *, disk_free_bytes: int, replicas: int, masters: tuple[str, ...]
     ) -> tserver_pb2.GetNodeStatusResponse:
-        """The node as tools see it; `masters`: the masters that it knows."""
+        """The node as tools see it. `masters`: the masters that the node knows."""
         return tserver_pb2.GetNodeStatusResponse(
             node_id=id_to_pb(self.identity.node_id),
             cluster_id=id_to_pb(self.identity.cluster_id),

@@ -43,11 +43,12 @@ class Extension(Protocol):
         """Begin. Called once, before anything is served."""
 
     def why_unready(self) -> str:
-        """Why the process is not ready though its node is; "" if it is."""
+        """Why the extension keeps the process from being ready; "" if it is ready."""
 
     async def stop(self) -> None:
-        """End, once leaderships were handed over and nothing is served any more. Also called if `start` was
-        not."""
+        """End, after leaderships were handed over and nothing is served any more. Also called if `start` was
+        not.
+        """
 
 
 MakeExtension = Callable[[ExtensionPorts], Extension]

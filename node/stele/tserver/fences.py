@@ -1,17 +1,18 @@
-"""Refuses orders of masters and drivers that a newer one has replaced. Owned by the node; asked by its services.
+"""Refuses orders of masters and drivers that a newer one has replaced. Owned by the node; asked by its
+services.
 
-An order of a master carries the catalog's (term, index); an order of a driver carries its claim's epoch.
+An order of a master carries the catalog's (term, index). An order of a driver carries its claim's epoch.
 Heartbeats of the leading master carry the newest term and epoch. node.json keeps what must survive a restart:
 - the newest term and epoch, written when one rises, which is once per election or take-over;
 - the OpId of an order that erases a replica for good. Otherwise a late order could make the replica again.
 
-What an order names becomes the newest only once the order was carried out. A number may exceed the newest
-known one by FENCE_STEP_MAX at most. Otherwise one order with a huge number would shut out all others for
-good.
+The term, index or epoch of an order becomes the newest known one only after the order was carried out. It may
+exceed the newest known one by FENCE_STEP_MAX at most. Otherwise one order with a huge number would shut out
+all others for good.
 
-Invariant: an order is carried out only if no newer term or epoch is known, from an order or a heartbeat. Nor
-may a newer index be known for its tablet. What an order raised is durable before the order is answered. For
-an order that erases, it is durable before anything is erased.
+Invariant: an order is carried out only if no order or heartbeat has brought a newer term or epoch, or a newer
+index for its tablet. If the order makes its own numbers the newest, they are durable before it is answered.
+For an order that erases, they are durable before anything is erased.
 """
 
 from __future__ import annotations
@@ -43,24 +44,27 @@ class Fences:
         self._volume = volume
         self._in_thread = in_thread
         self._floor = record.catalog
-        """Orders below this are refused for every tablet, because the tablet that they name may have been
-        erased since."""
+        """Orders below this OpId are refused for every tablet, because their tablet may have been erased
+        since.
+        """
         self._known = _Known(record.catalog.term, record.driver_epoch, record.catalog)
         self._newest: dict[str, OpId] = {}
         self._under_way: list[Order] = []
 
     def learned(self, term: int, epoch: int) -> None:
-        """Take the newest term and epoch from the leading master's answer to a heartbeat. A huge leap is
-        followed in steps, one per heartbeat."""
+        """Take the newest term and epoch from the leading master's answer to a heartbeat. They follow a huge
+        leap in steps, one per heartbeat.
+        """
         known = self._known
         known.term = max(known.term, min(term, known.term + TERM_JUMP_MAX, TERM_MAX))
         known.epoch = max(known.epoch, min(epoch, known.epoch + TERM_JUMP_MAX, EPOCH_MAX))
 
     def of_driver(self, epoch: int) -> Order:
-        """An order of a driver, to be carried out within `with`; epoch 0 is an administrator.
+        """Admit an order of a driver, to be carried out within `with`. Epoch 0: the order of an
+        administrator.
 
         Raises:
-            Rejected: STALE_EPOCH, its claim was taken over.
+            Rejected: STALE_EPOCH, another driver has taken over the claim.
             Retryable: NOT_READY, the epoch is far above all that this node has heard of.
         """
         order = Order(self, epoch=epoch)
@@ -76,12 +80,14 @@ class Fences:
         return order
 
     def of_catalog(self, tablet_id: TabletId, opid: OpId) -> Order:
-        """An order of a master about a tablet, to be carried out within `with`; OPID_NONE is an administrator.
+        """Admit an order of a master about a tablet, to be carried out within `with`. OPID_NONE: the order of
+        an administrator.
 
         Orders about different tablets may overtake each other.
 
         Raises:
-            Rejected: STALE_EPOCH, that catalog leader was replaced, or a newer order about the tablet was carried out.
+            Rejected: STALE_EPOCH, that catalog leader was replaced, or a newer order about the tablet was
+                carried out.
             Retryable: NOT_READY, the term is far above all that this node has heard of.
         """
         order = Order(self, tablet_id=tablet_id, opid=opid)
@@ -139,7 +145,9 @@ class Fences:
 
 
 class Order:
-    """One order that is not stale. While it is under way, within `with`, older ones are refused."""
+    """An order that no newer one has replaced. While it is under way, within `with`, older orders are
+    refused.
+    """
 
     __slots__ = ("_fences", "epoch", "opid", "tablet_id")
 
@@ -159,18 +167,19 @@ class Order:
         self._fences._end(self, kind is not None and issubclass(kind, asyncio.CancelledError))
 
     async def carried_out(self) -> None:
-        """The order changed something: refuse older ones from now on, after a restart too."""
+        """Refuse older orders from now on, after a restart too: this order changed something."""
         await self._fences._carried_out(self)
 
     def found_nothing(self) -> None:
-        """There was nothing to change. Refuse older orders about this tablet until a restart. Otherwise a
-        late one could make again what this order was to remove."""
+        """Refuse older orders about this tablet until a restart: this order found nothing to change.
+
+        Otherwise a late order could make again what this order was to remove.
+        """
         if self.opid != OPID_NONE:
             self._fences._note(self)
 
     async def erases(self) -> None:
-        """The order is about to erase a replica. Refuse older orders first, so that none makes the replica
-        again."""
+        """Refuse older orders before this one erases a replica, so that none makes the replica again."""
         await self._fences._erases(self)
 
 

@@ -1,8 +1,9 @@
-"""Fences this node when an administrator asks for it: it runs, but serves nobody. Called by the heartbeater.
+"""Fences this node when an administrator asks for it: the node runs, but serves nobody. Called by the
+heartbeater.
 
-Owns the wanted state that the last leading master gave. The leaders here are handed over first; then no
-replica sends or answers anything (`Replicas.fence`). Invariant: it stays so through restarts, until a leader
-master says otherwise.
+Owns the wanted state that the last leading master gave. To fence, it first hands over the leaders here. From
+then on no replica sends or answers anything (`Replicas.fence`). Invariant: the node stays fenced through
+restarts, until a leading master says otherwise.
 """
 
 from __future__ import annotations
@@ -58,9 +59,10 @@ class Fencing:
         return self._replicas.fenced == self._kept == self._wanted
 
     async def _follow(self) -> None:
-        """Wait until the node is as wanted. The wanted state may change meanwhile.
+        """Bring the node to the wanted state, which may change meanwhile.
 
-        If the volume cannot keep it, the node is fenced all the same, and the next heartbeat tries again.
+        If the volume cannot store the state, the node is fenced all the same, and the next heartbeat tries
+        again.
         """
         while not self._is_done:
             wanted, before = self._wanted, self._replicas.fenced

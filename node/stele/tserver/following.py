@@ -1,11 +1,14 @@
-"""Reads at followers: one question to each leader's node for all tablets that are read here in the same turn, and its answers.
+"""Reads at followers: sends one question to each leader's node for all tablets read here in the same turn,
+and takes the answers.
 
-Owned by the messenger. A follower asks up to which log index it must have applied (stele.consensus.following). The leader's
-node answers at once where this follower and the leader are a majority. Otherwise it answers once other voters have confirmed,
-or once the snapshot is ready. What is not answered within PATIENCE_MS fails, and the reader goes elsewhere.
+Owned by the messenger. A follower asks up to which log index it must have applied
+(stele.consensus.following). The leader's node answers at once where this follower and the leader are a
+majority. Otherwise it answers once other voters have confirmed, or once the snapshot is ready. A question
+that is not answered within PATIENCE_MS fails, and the reader asks another replica.
 
-Invariants: an answer counts only for the question with its number, and for the node that was asked. A process never repeats a
-number, and begins at a random one. However much other nodes ask, a bounded part is under way.
+Invariants: an answer counts only for the question with its number, and for the node that was asked. A process
+begins at a random number, and never repeats a number. However much other nodes ask, a bounded part is under
+way.
 """
 
 from __future__ import annotations
@@ -31,12 +34,14 @@ from stele.tserver.replicas import Replicas
 log = structlog.get_logger("stele.tserver")
 
 _ASK = struct.Struct(">16sQQQQQ")
-"""Tablet, its incarnation, who leads, who asks, the term, the snapshot."""
+"""The fields of one asked tablet: tablet, its incarnation, who leads, who asks, the term, the snapshot."""
 _ANSWER = struct.Struct(">HQ")
 ASKS_MAX = 1_024
 """The most tablets in one question."""
 _WORK_MAX = 4_096
-"""The most tablets of one node whose answers take time at once. A node that asks about more gets no answer."""
+"""The most tablets of one asking node whose answers are being worked out at the same time. A node that asks
+about more gets no answer.
+"""
 
 Asked = tuple[Follower, int]
 """Who asks, for which snapshot."""
@@ -176,7 +181,7 @@ class LeaderQuestions:
         task.add_done_callback(ended)
 
     def tick(self, now_ms: int) -> None:
-        """Time has passed: give up what was not answered."""
+        """Fail the questions that were not answered in time."""
         self._now_ms = now_ms
         while self._questions:
             number, question = next(iter(self._questions.items()))
@@ -187,7 +192,7 @@ class LeaderQuestions:
                 _fail(future, f"its leader did not answer within {PATIENCE_MS} ms")
 
     def lost(self, node_id: NodeId) -> None:
-        """The connection to a node was reset: what it was asked will not be answered."""
+        """Fail the questions to a node whose connection was reset."""
         for number, question in list(self._questions.items()):
             if question.node_id == node_id:
                 del self._questions[number]
@@ -212,11 +217,14 @@ def _may_ask(replica: Replica, node_id: NodeId, incarnation: int, asker: int) ->
 def _fail(future: asyncio.Future[int], why: str) -> None:
     if not future.done():
         future.set_exception(
-            Retryable(f"this replica cannot tell how old its rows are: {why}", code=Code.SNAPSHOT_NOT_READY)
+            Retryable(
+                f"this replica cannot tell how old its rows are: {why}; ask another",
+                code=Code.SNAPSHOT_NOT_READY,
+            )
         )
         future.exception()  # its reader may have gone
 
 
 def _whole(form: struct.Struct, data: bytes) -> Iterator[tuple[Any, ...]]:
-    """The records in `data`. Bytes at the end that are no whole record are ignored."""
+    """The records in `data`. Ignores bytes at the end that are no whole record."""
     return form.iter_unpack(data[: len(data) // form.size * form.size])

@@ -1,8 +1,9 @@
 """How a volume becomes a node's (`take_volume`), and how first masters become a cluster (`Formation`).
 
-Invariant: a volume is formatted only if the masters never saw this node id, or as a first master while no other one is
-formed. A first master does not vote or serve until all first masters are known to have formatted. Its first
-replica of the catalog never starts once a later replica has come to this node.
+Invariant: a volume is formatted in two cases only. The masters never saw this node id; or this is a first
+master, and no other first master is formed. A first master does not vote or serve until all first masters are
+known to have formatted. Its first replica of the catalog never starts once a later replica has come to this
+node.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ _ASK_AGAIN_S = 0.5
 
 
 async def take_volume(options: NodeOptions) -> Volume:
-    """Lock and open the volume; format it first if it is empty and may be.
+    """Lock and open the volume. Format it first if it is empty and may be formatted.
 
     Raises:
-        Fate: the volume is not for this process.
+        Fate: this process may not run on the volume.
         Rejected: this process could not listen; nothing was written.
     """
     fd = lock_directory(options.data_dir)
@@ -77,7 +78,8 @@ async def _open_or_format(options: NodeOptions, fd: int) -> Volume:
         )
     if options.role == "master" and not options.first_masters and not options.join:
         raise volume_empty(
-            directory, "neither --first-masters nor --join allows formatting it: this master's volume is gone"
+            directory,
+            "neither --first-masters nor --join allows formatting it: this master's volume is gone; attach it, or replace this master",
         )
     fork_id = options.fork_id
     if options.first_masters:
@@ -156,8 +158,8 @@ class Formation:
     async def make_first_catalog(self) -> None:
         """On a first master that is not formed, make its first replica of the catalog, without starting it.
 
-        Makes none if a later replica is here: then the others formed a catalog without this volume, and a
-        driver copied it here.
+        Makes none if a later replica is here. In that case the others formed a catalog without this volume,
+        and a driver copied it here.
         """
         record = self._volume.record
         if record.formed or not record.first_masters:
@@ -184,11 +186,13 @@ class Formation:
         )
 
     async def confirm(self, masters: Sequence[tuple[str, str]]) -> None:
-        """All first masters have formatted, so this one votes from now on. Idempotent. `masters`: (node_id,
-        format_id) of each.
+        """Record that all first masters have formatted, so that this one votes from now on. Idempotent.
+
+        `masters`: (node_id, format_id) of each.
 
         Raises:
-            Rejected: this node is not listed with its own format id, or the list is not that of --first-masters.
+            Rejected: this node is not listed with its own format id, or the list is not that of
+                --first-masters.
             Retryable: NOT_READY while its own replica of the catalog is being made.
         """
         record = self._volume.record
@@ -201,14 +205,19 @@ class Formation:
                 code=Code.PERMISSION_DENIED,
             )
         if sorted(n for n, _ in masters) != sorted(n for n, _ in record.first_masters):
-            raise Rejected("the masters listed are not those that --first-masters named")
+            raise Rejected(
+                "the masters listed are not those that --first-masters named; start all first masters with the same list"
+            )
         if not record.formed and not self._replicas.holds(CATALOG_TABLET_ID):
-            raise Retryable("this master's replica of the catalog is not made yet", code=Code.NOT_READY)
+            raise Retryable(
+                "this master's replica of the catalog is not made yet; try again", code=Code.NOT_READY
+            )
         await self._manager.whole(self._form())
 
     async def _form(self) -> None:
-        """Mark the volume as formed, and start the catalog's replica. Carried out completely, even if the caller goes:
-        otherwise a formed master could be left whose catalog is not started."""
+        """Mark the volume as formed, and start the catalog's replica. Runs to its end even if the caller is
+        cancelled. Otherwise a formed master could be left whose catalog is not started.
+        """
         if not self._volume.record.formed:
             await self._in_thread(lambda: self._volume.update(lambda record: replace(record, formed=True)))
             log.info("formation confirmed", masters=len(self._volume.record.first_masters))

@@ -1,7 +1,9 @@
-"""Asks, before a first master formats an empty volume, whether the cluster has formed already. Called by formation.py, once.
+"""Asks, before a first master formats an empty volume, whether the cluster has formed already. Called by
+formation.py, once.
 
-A pod keeps --first-masters for as long as it lives. Its volume may be empty long after the cluster has formed: the mount was
-late, or the disk was lost. The other first masters know it from their volumes.
+A pod keeps --first-masters for as long as it lives. Its volume may be empty long after the cluster has
+formed: the mount was late, or the disk was lost. The other first masters know from their volumes that the
+cluster has formed.
 
 Invariant: it returns only when every other first master has said that it is not formed. None of them has
 voted yet, so no vote of an earlier volume of this master counts anywhere. First masters that ask at the same
@@ -59,7 +61,7 @@ async def ensure_not_formed(options: NodeOptions) -> None:
                     raise volume_empty(
                         options.data_dir,
                         f"master {id_from_pb(status.node_id)} at {address} says that the cluster has formed: "
-                        "this first master's volume is gone",
+                        "this first master's volume is gone; attach it, or replace this master",
                     )
             silent = [address for address in others if found[address] is None]
             if not silent:
@@ -74,7 +76,9 @@ async def ensure_not_formed(options: NodeOptions) -> None:
 
 
 async def _status(pool: ChannelPool, address: str, node_id: str) -> pb.GetNodeStatusResponse | None:
-    """The status of the master at `address`; None if `node_id` does not answer there ("": if nobody does)."""
+    """The status of the master at `address`. None: the node that answers there is not `node_id`, or nobody
+    answers.
+    """
     try:
         answer: pb.GetNodeStatusResponse = await pool.unary(
             address,
@@ -100,7 +104,7 @@ async def _serve(options: NodeOptions) -> grpc.aio.Server:
 
 
 class _Unformatted(grpc.GenericRpcHandler):
-    """Answers GetNodeStatus with a node that has no format yet, and every other method with NOT_READY."""
+    """Answers GetNodeStatus as a node without a format, and every other method with NOT_READY."""
 
     def __init__(self, options: NodeOptions) -> None:
         self._options = options

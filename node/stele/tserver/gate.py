@@ -1,4 +1,5 @@
-"""What a node refuses until its cluster's version is finalized, because members of the release before would misread it.
+"""Refuses features until the cluster's version is finalized, because members of the release before would
+misread them.
 
 Invariant: a node that has not heard a leading master since its start allows nothing new.
 """
@@ -9,10 +10,10 @@ from stele.model.errors import Code, Rejected, Retryable
 
 
 def require_version(present: int, needed: int, what: str) -> None:
-    """Refuse `what` unless the cluster version `present` is finalized far enough. `present`: 0: not heard yet.
+    """Refuse `what` unless the cluster version `present` is high enough. `present` 0: not heard yet.
 
     Raises:
-        Retryable: NOT_READY: not heard yet.
+        Retryable: NOT_READY, not heard yet.
         Rejected: UNSUPPORTED_VERSION, with what to do.
     """
     if not present:

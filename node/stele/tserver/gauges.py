@@ -32,7 +32,7 @@ def set_gauges(
     log_bytes: int,
     disk_free_bytes: int,
 ) -> None:
-    """Set all gauges to their present values. `log_bytes`: the size of all segments."""
+    """Set all gauges to their present values. `log_bytes`: the size of all segments of the log."""
     metrics.clock_ahead_seconds.set((wall_clock.ahead_us or 0) / 1e6)
     states = Counter(r.state for r in replicas)
     for state in ReplicaState:

@@ -17,12 +17,13 @@ from stele.tserver.replicas import Replicas
 from stele.tserver.startup import Startup
 
 READY_AFTER_MS = 30_000
-"""How long a replica without a leader, or one that lags, may keep a started node from being ready."""
+"""How long replicas that lag, or have no leader, may keep a node from being ready after its start."""
 
 
 class NodeHealth:
-    """The health of one node. `ending()`: why it no longer serves, "" while it does. `extra_ready()`: why its
-    extension is not ready, or ""."""
+    """The health of one node. `ending()`: why the node no longer serves; "" while it does. `extra_ready()`:
+    why its extension is not ready; "" if it is.
+    """
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class NodeHealth:
         self._caught_up = False
 
     def live(self) -> str:
-        """Always "": an answer shows that the event loop runs."""
+        """Always "". Any answer shows that the event loop runs."""
         return ""
 
     def started(self) -> str:
@@ -81,9 +82,12 @@ class NodeHealth:
 
 
 def _starts(replica: Replica) -> bool:
-    """Whether the replica is still opening, looks for a leader, or lacks entries that were committed while its node was
-    away. A replica that its configuration does not name does not count, because it hears from no leader. It is a copy that is
-    not added yet, or was removed."""
+    """Whether the replica is still opening, looks for a leader, or lacks entries that were committed while
+    its node was away.
+
+    A replica that its own configuration does not name does not count, because it hears from no leader. It is
+    a copy that is not added yet, or was removed.
+    """
     peer = replica.config.peer(replica.replica_id)
     if replica.state is ReplicaState.CONFIGURING:
         return peer is not None

@@ -1,5 +1,5 @@
-"""The content of this node's heartbeats: its identity, its health, and what changed on it. Used by the
-heartbeater's loops, which decide whom to send it to.
+"""The content of this node's heartbeats: its identity, its health, and what changed on it. The heartbeater's
+loops use it and decide where to send it.
 
 Invariant: heartbeats are numbered in the order in which they are made, and all of one process carry the same
 random start.
@@ -26,8 +26,10 @@ from stele.wal.log import Log
 
 
 class HeartbeatSource:
-    """Makes the heartbeats of one node. `log_found`: where this start found the end of the log; 0 if the masters
-    have admitted this start already."""
+    """Makes the heartbeats of one node.
+
+    `log_found`: the end of the log as this start found it; 0 if the masters have admitted this start already.
+    """
 
     def __init__(
         self,
@@ -55,13 +57,16 @@ class HeartbeatSource:
 
     @property
     def may_report(self) -> bool:
-        """Whether replicas may be reported: all are known, and none has failed only because the node's log
-        did. A driver would replace those, though they are intact and serve after a restart."""
+        """Whether replicas may be reported: all are known, and none has FAILED only because the node's log
+        has failed.
+
+        A driver would replace such replicas, though they are intact and serve after a restart.
+        """
         return self._replicas.opened and self._log.failed is None
 
     @property
     def opened(self) -> bool:
-        """Whether it is known which replicas are here."""
+        """Whether all replicas on the volume are known."""
         return self._replicas.opened
 
     @property
@@ -92,8 +97,9 @@ class HeartbeatSource:
         master: str,
         addresses_digest: int,
     ) -> pb.TSHeartbeatRequest:
-        """A heartbeat for `master`, the node id that answered last at its address; "" before the first
-        answer."""
+        """A heartbeat for `master`, the node id that answered last at the address; "" before the first
+        answer.
+        """
         identity = self._description.identity
         free, used = self._monitor.disk_bytes
         request = pb.TSHeartbeatRequest(
@@ -122,7 +128,7 @@ class HeartbeatSource:
         return self._description.registration()
 
     def register_request(self) -> pb.RegisterNodeRequest:
-        """A registration that puts on record a node unknown to the masters."""
+        """A request that registers this node with masters that do not know it."""
         description = self._description
         return pb.RegisterNodeRequest(
             node_id=id_to_pb(description.identity.node_id), role=description.options.role

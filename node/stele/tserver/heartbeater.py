@@ -1,17 +1,19 @@
 """Sends heartbeats and reports to every master, and learns who the masters are.
 
-There is one loop per address (master_loop.py): each in the leader's list or in another master's, and each given at start.
-The list of a master that does not lead may be old. But it may name a leader that no other list names.
+There is one loop per address (master_loop.py). The addresses are those in the leader's list, those in other
+masters' lists, and those given at start. The list of a master that does not lead may be old. But it may name
+a leader that no other list names.
 
 Two addresses may lead to one master, since names are given and addresses are learned. The node id in the
-answers shows it. Then one loop sends, and the others rest. Each of them tries again now and then, because a
-name may lead elsewhere later. A given address where nobody answers is tried less and less often, because the
-name of a retired master stays in --masters. While fewer than a majority of the masters answer, it is tried
-each time.
+answers shows that. In that case one loop sends, and the others rest. A resting loop tries again now and then,
+because its name may lead elsewhere later.
+
+A given address where nobody answers is tried less and less often, because the name of a retired master stays
+in --masters. While fewer than a majority of the masters answer, it is tried each time.
 
 Reports are incremental. A change is sent to a master until that master, as leader, has acknowledged it. A
-full report goes to a new leader, after this node's own start, and when a master asks for it. A master that could not
-be reached while more changed than a full report contains gets a full report, too.
+full report goes to a new leader, after this node's own start, and when a master asks for it. It also goes to
+a master that missed more changes than a full report contains.
 """
 
 from __future__ import annotations
@@ -84,12 +86,14 @@ class Heartbeater:
         self._match_loops()
 
     def changed(self, key: StreamKey) -> None:
-        """A replica's report is due: send it soon, and again until a leader has it."""
+        """Send a replica's report soon, and again until a leader has it."""
         for loop in self._loops.values():
             loop.changed(key)
 
     def load_changed(self, key: StreamKey) -> None:
-        """As `changed`, with the next heartbeat: nobody waits for a load."""
+        """Send a replica's report with the next heartbeat, since nobody waits for a load. Repeat it as
+        `changed` does.
+        """
         for loop in self._loops.values():
             loop.changed(key, soon=False)
 
@@ -112,7 +116,8 @@ class Heartbeater:
     @property
     def addresses(self) -> tuple[str, ...]:
         """All masters to send to: those of a leader's last list, those given at start, and those that other
-        masters name."""
+        masters name.
+        """
         return tuple(dict.fromkeys((*self._known, *self._given, *self._named)))
 
     @property
@@ -124,7 +129,7 @@ class Heartbeater:
 
     @property
     def addresses_digest(self) -> int:
-        """The nodes' addresses, as a leader gave them last."""
+        """The digest of the nodes' addresses that a leader gave last."""
         return self._addresses_digest
 
     def speaks(self, loop: MasterLoop) -> bool:
@@ -141,7 +146,7 @@ class Heartbeater:
         return loop.address not in self._named and 2 * len(answering) > len(self._in_force)
 
     def leader_answered(self, response: pb.TSHeartbeatResponse) -> None:
-        """A master that leads has answered: take over its lists."""
+        """Take over the lists of a master that leads."""
         self._leader_heard = True
         # It never falls. The answer of an earlier leader may come late.
         self._cluster_version = max(self._cluster_version, told(response.cluster_version))
@@ -152,15 +157,14 @@ class Heartbeater:
         self._learn_addresses(response)
 
     def told_masters(self, by: str, response: pb.TSHeartbeatResponse) -> None:
-        """Take the list of the master at `by`, which does not lead. No other known master is dropped for
-        it."""
+        """Take the list of the master at `by`, which does not lead. The list drops no other known master."""
         masters = tuple(m.address for m in response.masters if m.address)
         if masters and masters != self._told.get(by):
             self._told[by] = masters
             self._match_loops()
 
     def _soon(self) -> None:
-        """Send soon: somebody waits for what the next heartbeat says."""
+        """Send the next heartbeat soon, because somebody waits for what it says."""
         for loop in self._loops.values():
             loop.soon()
 
@@ -179,8 +183,11 @@ class Heartbeater:
             self._remember(masters)
 
     def _learn_addresses(self, response: pb.TSHeartbeatResponse) -> None:
-        """Learn the nodes' addresses. A configuration holds the addresses of its time. If all peers moved
-        since, as after a power failure of a whole cluster, no node would find another."""
+        """Learn the nodes' addresses.
+
+        A configuration holds the addresses of the time when it was written. All peers may have moved since,
+        as after a power failure of a whole cluster. Then no node would find another.
+        """
         for one in response.addresses:
             node_id = id_from_pb(one.node_id)
             if node_id != self._pool.identity.node_id:

@@ -1,9 +1,12 @@
-"""Holds on the history of tablets that this node leads: orders of clients, what holds cost, and which end.
+"""Holds on the history of tablets that this node leads: carries out clients' orders, measures what holds
+cost, and ends holds.
 
-Called by tablet_service.py and maintenance.py. The rules are in `stele.model.holds` and `stele.tablet.holding`.
+Called by tablet_service.py and maintenance.py. The rules are in `stele.model.holds` and
+`stele.tablet.holding`.
 
-Invariants: an order is proposed only once a leading master has said that all members read it. A leader finds out by
-its clock and its files that a hold has expired, or costs too much. That changes nothing before it is an entry of the log.
+Invariants: an order is proposed only once a leading master has said that all members can read it. A leader
+finds out by its clock and its files that a hold has expired, or costs too much. The hold ends only by an
+entry of the log.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from stele.tserver.wheel import Wheel
 log = structlog.get_logger("stele.tserver.holds")
 
 MEASURE_MS = 60_000
-"""Pause between two looks at what the holds of a tablet cost."""
+"""Pause between two measurements of what the holds of a tablet cost."""
 _ORDER_MS = 5_000
 _ACTIONS = {
     pb.HOLD_TAKE: Action.TAKE,
@@ -42,11 +45,13 @@ _ACTIONS = {
 async def hold_history(
     replica: Replica, request: pb.HoldHistoryRequest, cluster_version: int
 ) -> pb.HoldHistoryResponse:
-    """Carry out a client's order. Returns all holds of the tablet. `cluster_version`: the finalized one; 0: not heard yet.
+    """Carry out a client's order on the holds of a tablet. Returns all its holds. `cluster_version`: the
+    finalized one; 0: not heard yet.
 
     Raises:
-        Rejected: INVALID_ARGUMENT. CLOCK_AHEAD: `since` is in the future. TOO_LARGE: too many holds. UNSUPPORTED_VERSION: the
-            version that holds need is not finalized. CURSOR_LOST: the history is gone, or so is the hold to renew.
+        Rejected: INVALID_ARGUMENT. CLOCK_AHEAD: `since` is in the future. TOO_LARGE: too many holds.
+            UNSUPPORTED_VERSION: the version that holds need is not finalized. CURSOR_LOST: the history is
+            gone, or so is the hold to renew.
         Retryable: NOT_LEADER and other codes of `Writes.propose`.
     """
     check_tablet(replica, "table", request.tablet_incarnation)
@@ -106,8 +111,9 @@ def _answer(store: TabletStore) -> pb.HoldHistoryResponse:
 
 
 class HoldKeeper:
-    """Ends the holds that have expired, and breaks those that cost too much, of all tablets led here. Measures all holds
-    of replicas here."""
+    """Ends holds that have expired, and breaks holds that cost too much, in the tablets led here. Measures
+    what the holds of all replicas here cost.
+    """
 
     def __init__(self, replicas: Replicas, host: Host) -> None:
         self._wheel = Wheel(replicas)
@@ -115,7 +121,7 @@ class HoldKeeper:
         self._measured: dict[StreamKey, int] = {}
 
     async def look(self) -> None:
-        """Do one round over the tablets with holds, and those that may have got some."""
+        """Do one round over the tablets with holds, and over tablets that may have got holds."""
         now, held = self._host.now_ms(), dict[StreamKey, int]()
         for replica in self._wheel.turn():
             store = replica.machine
@@ -145,8 +151,9 @@ class HoldKeeper:
             )  # the other tablets are looked at
 
     def _due(self, store: TabletStore) -> Iterable[HoldOrder]:
-        """The orders for the holds of a tablet led here: expire those whose time is over, break those that
-        cost too much."""
+        """The orders that are due for the holds of a tablet led here: expire those whose time is over, break
+        those that cost too much.
+        """
         now_us, expires_us = self._host.wall_us(), store.held.expires_us
         if expires_us is not None and now_us > expires_us:
             yield HoldOrder(Action.EXPIRE)
@@ -174,6 +181,7 @@ class HoldKeeper:
 
 
 def held_bytes(stores: Iterable[TabletStore]) -> int:
-    """About how many bytes of files the holds of these stores keep: for each store, what its costliest hold
-    keeps."""
+    """Estimate the bytes of files that the holds of these stores keep. For each store, only its costliest
+    hold counts.
+    """
     return sum(max(store.hold_costs.values(), default=0) for store in stores)

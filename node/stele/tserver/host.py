@@ -21,9 +21,11 @@ from stele.wal.log import Log
 
 
 class NodeHost:
-    """The Host of all replicas of a node. `report_due(key)`: this replica must be reported to the masters
-    again.
-    `woken(key)`: it was at rest, and is ticked again."""
+    """The Host of all replicas of a node.
+
+    `report_due(key)`: this replica must be reported to the masters again. `woken(key)`: this replica was at
+    rest, and must be ticked again.
+    """
 
     def __init__(
         self,
@@ -69,15 +71,17 @@ class NodeHost:
         return a + int(self._random.random() * (b - a + 1))
 
     def woken(self, replica: HostedReplica) -> None:
-        """The time of a replica that was at rest goes on."""
+        """Tick a replica again that was at rest."""
         self._woken(replica.superblock.key)
 
     def changed(self, replica: HostedReplica) -> None:
-        """The state, role, term or configuration of a replica differs from its last report."""
+        """Report a replica: its state, role, term or configuration differs from its last report."""
         self.changed_key(replica.superblock.key)
 
     def changed_key(self, key: StreamKey) -> None:
-        """What is here under this key differs from the last report. Ignored while the node stops."""
+        """Report the replica under this key, which differs from its last report. Does nothing while the node
+        stops.
+        """
         if not self._shutdown.stopping:
             self._report_due(key)
 

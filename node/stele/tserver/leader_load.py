@@ -1,13 +1,15 @@
-"""The load of the leaders here: the requests of clients per second at each. Fed by the services and scans; sent with heartbeats.
+"""The load of the leaders here: the requests of clients per second at each. Services and scans count;
+heartbeats send it.
 
-One request counts 1, and each 4 KiB that it brings counts 1 more. A key that is read counts 1. A scan counts 1 for each 16 KiB
-that it gives. On a leader's node each of these takes some 30 to 40 us of processor time. So loads are comparable, whatever the
-clients do.
+One request counts 1, and each 4 KiB that it brings counts 1 more. A key that is read counts 1. A scan counts
+1 for each 16 KiB that it gives. On a leader's node each of these takes some 30 to 40 us of processor time. So
+loads are comparable, whatever the clients do.
 
-The load is a mean that forgets half of itself in HALF_MS. A replica that no longer leads tells its last load for CARRIED_MS.
-Meanwhile its successor counts from 0, and masters take the higher one.
+The load is a mean that forgets half of itself in HALF_MS. A replica that no longer leads still reports its
+last load for CARRIED_MS. Meanwhile its successor counts from 0, and masters take the higher one.
 
-Invariant: while clients ask nothing, nothing is reported. A load is reported again only when it has changed by a step.
+Invariant: while clients ask nothing, nothing is reported. A load is reported again only when it has changed
+by a step.
 """
 
 from __future__ import annotations
@@ -19,38 +21,40 @@ from stele.consensus.replica import Replica
 from stele.model.bounds import LOAD_MAX
 
 EVERY_MS = 5_000
-"""How often loads are worked out."""
+"""How often loads are computed."""
 HALF_MS = 20_000
-"""The time in which a load forgets half of what was before."""
+"""The half-life of the mean: in this time a load forgets half of what came before."""
 CARRIED_MS = 60_000
-"""How long a replica that no longer leads tells its last load. Until then its successor has counted seven eighths of it."""
+"""How long a replica that no longer leads still reports its last load. By then its successor has counted
+seven eighths of that load.
+"""
 STEP, STEP_MIN = 0.25, 5
-"""A load is reported again when it differs from the last report by this share, and at least by this number."""
+"""A load is reported again when it differs from the last report by at least this share and this number."""
 TOLD_MAX = 32
-"""The most loads in one report; those that changed most go first."""
+"""The most loads in one report. Those that changed most go first."""
 _SIZE_SHIFT, _SCAN_SHIFT = 12, 14
 
 
 def write_units(size_bytes: int) -> int:
-    """The load of a request of this many bytes."""
+    """The load of a write request of this many bytes."""
     return 1 + (size_bytes >> _SIZE_SHIFT)
 
 
 def scan_units(size_bytes: int) -> int:
-    """The load of this many bytes of a scan."""
+    """The load of a scan's answer of this many bytes."""
     return size_bytes >> _SCAN_SHIFT
 
 
 @dataclass(slots=True)
 class _Rate:
-    """`level`: the load. `lost_ms`: when it was first seen not to lead; None: it leads."""
+    """The load of one replica, as `level`. `lost_ms`: when it was first seen not to lead; None: it leads."""
 
     level: float = 0.0
     lost_ms: int | None = None
 
 
 class LeaderLoad:
-    """Counts on the event loop. It sets `Replica.load`, which reports show."""
+    """Computes the loads of the replicas here, on the event loop. Sets `Replica.load`, which reports show."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -60,11 +64,11 @@ class LeaderLoad:
         self._looked_ms: int | None = None
 
     def add(self, replica: Replica, units: int) -> None:
-        """Count a client's request that was taken."""
+        """Count a client's request that was accepted."""
         self._work[replica] += units
 
     def look(self, now_ms: int) -> list[Replica]:
-        """Work loads out, if it is time. Returns the replicas to report."""
+        """Compute the loads, if it is time. Returns the replicas to report."""
         if self._looked_ms is None:
             self._looked_ms = now_ms
         passed_ms = now_ms - self._looked_ms

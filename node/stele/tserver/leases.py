@@ -1,14 +1,17 @@
-"""The time of leases in key spaces that this node leads: until when each lives, and the entries that end those that are over.
+"""Leases in the key spaces that this node leads: when each one expires, and the entries that end expired
+ones.
 
-Called by tablet_service.py. The rules of what a lease is are in `stele.tablet.leases`, which is replicated and knows no clock.
+Called by tablet_service.py. `stele.tablet.leases` defines what a lease is; it is replicated and knows no
+clock.
 
 Invariants:
-- A lease ends by an entry of the leader alone. The leader proposes it once the lease's time has passed, by its monotonic
-  clock, since it last confirmed a sign of the holder.
-- A new leader gives every lease its whole time. It cannot know what the one before has confirmed last.
-- A sign is confirmed as a linearizable read is: no other led when it came. So whoever leads later began later, and gives the
-  lease its whole time from then on. While an entry that ends a lease is under way, no sign of it is confirmed.
-- An entry ends few keys, or one lease: replicas apply it in one step, and those who watch get it in one message.
+- A lease ends by an entry of the leader alone. The leader proposes the entry after the lease's time has
+  passed since it last confirmed a sign of the holder. It measures by its monotonic clock.
+- A new leader gives every lease its whole time again. It cannot know what the earlier leader confirmed last.
+- A sign of a holder is confirmed like a linearizable read: nobody else led when it came. So a later leader
+  began later, and gives the lease its whole time from then on. While an entry that ends a lease is under way,
+  no sign of its holder is confirmed.
+- An entry ends few keys, or one lease. Replicas apply it in one step, and watchers get it in one message.
 """
 
 from __future__ import annotations
@@ -37,21 +40,25 @@ from stele.tserver.wheel import Wheel
 log = structlog.get_logger("stele.tserver.leases")
 
 LOOK_S = 0.1
-"""Pause between two checks for expired leases. A lease may end this much after its time."""
+"""Pause between two checks for expired leases. So a lease may end this much too late."""
 _SEARCH_S = 1.0
 """Pause between two searches for key spaces with leases that this node has come to lead."""
 ENDED_AT_ONCE = 200
-"""The most leases and keys that one entry ends. A single lease ends by one entry, however many keys it has. Each key takes a
-replica some 30 µs, and nothing else goes on meanwhile."""
+"""The most leases and keys that one entry ends. A single lease ends by one entry, however many keys it has.
+
+Each key takes a replica some 30 µs, and nothing else goes on meanwhile.
+"""
 TOLD_AT_ONCE = 1_000
-"""The most leases and keys of an answer. A single lease is told in one answer, however many keys it has."""
+"""The most leases and keys in one answer. A single lease is listed in one answer, however many keys it has.
+"""
 
 
 class _Term:
     """The leases of one key space while this node leads it in one term.
 
-    `ends_ms`: when each lease expires, by the node's clock; `ending`: those whose end is proposed. `look_ms`: when the first one
-    may expire. `at_work`: whether a task is ending expired ones."""
+    `ends_ms`: when each lease expires, by the node's clock. `ending`: the leases whose end is proposed.
+    `look_ms`: when the first lease may expire. `at_work`: whether a task is ending expired leases.
+    """
 
     __slots__ = ("_changes", "at_work", "ending", "ends_ms", "look_ms", "replica", "space", "term")
 
@@ -66,7 +73,7 @@ class _Term:
         self._changes = -1
 
     def stands(self) -> bool:
-        """Whether this node still leads in that term."""
+        """Whether this node still leads in this term."""
         replica = self.replica
         return replica.is_leader and replica.term == self.term and replica.machine is self.space
 
@@ -86,14 +93,16 @@ class _Term:
                 del ends_ms[lease]
 
     def over(self, now_ms: int) -> list[int]:
-        """The leases that are over. Looks at all of them only if one may be."""
+        """The leases that have expired. Looks at all leases only if one may have expired."""
         if now_ms <= self.look_ms:
             return []
         self.look_ms = min((ends for ends in self.ends_ms.values() if ends >= now_ms), default=0)
         return [lease for lease, ends in self.ends_ms.items() if now_ms > ends]
 
     def next_of(self, over: deque[int], now_ms: int) -> list[int]:
-        """Take from `over` those that one entry ends. Those whose holders were heard meanwhile live on."""
+        """Take from `over` the leases that the next entry ends. Leave out those whose holders were heard
+        meanwhile.
+        """
         some, size, leases = list[int](), 0, self.space.leases
         while over:
             lease = over[0]
@@ -107,7 +116,7 @@ class _Term:
 
 
 class LeaseKeeper:
-    """Leases of all key spaces led here."""
+    """Keeps the time of all leases in the key spaces that this node leads."""
 
     def __init__(self, replicas: Replicas, host: Host) -> None:
         self._host = host
@@ -120,11 +129,11 @@ class LeaseKeeper:
         return sum(len(term.space.leases) for term in self._terms.values())
 
     def start(self) -> None:
-        """Begin to look."""
+        """Begin to check for expired leases."""
         self._in_background(self._run())
 
     async def close(self) -> None:
-        """The node stops: end no more leases."""
+        """End no more leases, because the node stops."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -141,7 +150,9 @@ class LeaseKeeper:
         return self._told(self._term_of(replica, key_space_of(replica)), request)
 
     def _told(self, term: _Term, request: pb.KvRequest) -> pb.KvResponse:
-        """The answer that lists one lease, or the next page of all: the time that each has left in ms, and its keys."""
+        """The answer that lists one lease, or the next page of all leases. It gives the keys of each, and its
+        time left in ms.
+        """
         leases, now_ms = term.space.leases, self._host.now_ms()
         if request.lease:
             asked = [request.lease] if request.lease in leases else []
@@ -167,11 +178,12 @@ class LeaseKeeper:
             self._term_of(replica, replica.machine)
 
     async def keep(self, replica: Replica, lease: int, deadline_ms: int) -> int:
-        """Confirm a sign of a lease's holder. Returns the lease's time in ms, which begins anew.
+        """Confirm a sign of a lease's holder: its time begins anew. Returns that time in ms.
 
         Raises:
-            Rejected: LEASE_LOST: it is gone.
-            Retryable: NOT_READY: its end is under way. NOT_LEADER and other codes of `Reads.linearizable_read`.
+            Rejected: LEASE_LOST, the lease is gone.
+            Retryable: NOT_READY, the end of the lease is under way. NOT_LEADER and other codes of
+                `Reads.linearizable_read`.
         """
         await replica.reads.linearizable_read(deadline_ms)
         replica.check_leader()
@@ -204,7 +216,7 @@ class LeaseKeeper:
                 log.exception("a check for expired leases failed; the next one tries again")
 
     def _look(self) -> None:
-        """Propose to end the leases that are over."""
+        """Begin to end the leases that have expired."""
         now_s = asyncio.get_running_loop().time()
         if now_s - self._searched_s >= 0.9 * _SEARCH_S:
             self._searched_s = now_s
@@ -226,7 +238,7 @@ class LeaseKeeper:
                 self._term_of(replica, space)
 
     async def _end_all(self, term: _Term, over: list[int]) -> None:
-        """End leases that are over, by one entry after the other."""
+        """End expired leases, by one entry after the other."""
         left = deque(over)
         try:
             while term.stands() and (some := term.next_of(left, self._host.now_ms())):
@@ -237,7 +249,10 @@ class LeaseKeeper:
             term.look_ms = 0
 
     async def _end(self, term: _Term, leases: list[int]) -> bool:
-        """End these leases by one entry. They are `ending` until this is known to be done or not. Returns whether it is."""
+        """End these leases by one entry. Returns whether they are known to have ended.
+
+        They are in `ending` until the outcome is known.
+        """
         term.ending.update(leases)
         body = encode_operations([revoke(lease) for lease in leases])
         header = WriteHeader(NO_CLIENT, 0, 0, 0, writeop.digest(body), kind=BodyKind.KEYSPACE)
@@ -266,10 +281,10 @@ def lost(lease: int) -> Rejected:
 
 
 def check_ttl(ttl_ms: int) -> int:
-    """The time that a client wants for a lease.
+    """Return the time that a client wants for a lease.
 
     Raises:
-        Rejected: it is too short or too long.
+        Rejected: the time is too short or too long.
     """
     if not TTL_MIN_MS <= ttl_ms <= TTL_MAX_MS:
         raise Rejected(f"a lease of {ttl_ms} ms; expected {TTL_MIN_MS} to {TTL_MAX_MS} ms")

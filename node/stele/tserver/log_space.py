@@ -1,10 +1,11 @@
 """Keeps the node's log small: removes segments that no replica needs, and writes old entries again at the
 log's end.
 
-Called by maintenance. A few old entries may pin many segments; once written again, the segments can go.
+Called by maintenance. A few old entries may keep many segments from being removed. Once the entries are
+written again, the segments can go.
 
-Invariant: the bytes written again are at most those of new entries in the same time, plus HELD_BYTES. So a log that
-must keep most of its entries is not rewritten for ever.
+Invariant: the bytes written again are at most those of new entries in the same time, plus HELD_BYTES. So a
+log that must keep most of its entries is not rewritten for ever.
 """
 
 from __future__ import annotations
@@ -27,14 +28,18 @@ from stele.wal.report import Pin
 log = structlog.get_logger("stele.tserver.log_space")
 
 HELD_BYTES = 256 << 20
-"""How many bytes of the log one replica's unflushed entries may pin, with what others wrote after them. Less
-on small volumes: see HELD_SHARE. A replica that pins more is flushed; if no flush helps, its entries are
-written again."""
+"""How many bytes of the log one replica's unflushed entries may pin, counting entries of others that come
+after them.
+
+A replica that pins more is flushed. If no flush helps, its entries are written again. On small volumes the
+bound is lower: see HELD_SHARE.
+"""
 HELD_SHARE = 4
-"""On small volumes the bound is what an anchor may hold, divided by this number."""
+"""On small volumes the bound is the bytes that an anchor may hold, divided by this number."""
 WRITE_AGAIN_BYTES = 32 << 20
-"""How many bytes of one replica are written again at most. A leader with half of that uncommitted takes no
-more writes."""
+"""The most bytes of one replica that are written again. A leader with half of that uncommitted takes no more
+writes.
+"""
 
 
 class LogSpace:
@@ -59,7 +64,7 @@ class LogSpace:
         return min(HELD_BYTES, self._node_log.anchor_bytes_max // HELD_SHARE)
 
     async def collect(self) -> None:
-        """Do one round: let the log drop segments, and write entries again where they pin too many.
+        """Do one round: let the log drop segments, and write entries again that pin too many segments.
 
         Raises:
             Corrupt: IO_ERROR, the log has failed.
@@ -76,7 +81,7 @@ class LogSpace:
         self._tell({**self._untold, **collected.starts})
 
     def _tell(self, starts: dict[StreamKey, OpId]) -> None:
-        """Tell the replicas whose logs begin later now."""
+        """Tell the replicas whose logs now begin later."""
         self._untold = {}
         for key, start in starts.items():
             replica = self._replicas.by_key(key)
@@ -86,10 +91,10 @@ class LogSpace:
                 self._untold[key] = start
 
     def _let_go(self, replica: Replica) -> None:
-        """Release the log that a FAILED replica pins, once a majority without it has more. That is when the
-        commit index is above all that this replica had.
+        """Release the log that a FAILED replica pins, once a majority without it has more entries. That is so
+        when the commit index is above all that this replica had.
 
-        Until then it may be the only one left of the majority that has its entries.
+        Until then it may be the only surviving replica that has its entries.
         """
         if replica.superblock.young_witness:
             return
@@ -101,8 +106,11 @@ class LogSpace:
     # --- written again
 
     async def _write_again(self) -> None:
-        """Write entries again that pin too much of the log and that no flush helps, as in a group without a
-        majority. The segments that held them go with a later collection, once the new copy is synced."""
+        """Write the entries again that pin too much of the log, if no flush helps. An example is a group
+        without a majority.
+
+        A later collection removes the segments that held them, once the new copy is synced.
+        """
         self._earn()
         pins = self._node_log.pins(above_bytes=self.held_max)
         self._refused = {pin.key: pin.index for pin in pins if self._refused.get(pin.key) == pin.index}

@@ -1,11 +1,12 @@
-"""What a node does in the background: flush, compact, collect the log, end stale copy sessions, forget idle clients, keep
-holds in bounds.
+"""A node's work in the background: flush, compact, collect the log, end stale copy sessions, forget idle
+clients, keep holds in bounds.
 
-One flush and one compaction run at a time, so that they never crowd out clients. Compaction runs in a worker process. It is
-given file names and never rows, and it ends when it has nothing to do.
+One flush and one compaction run at a time, so that they never crowd out clients. Compaction runs in a worker
+process. It is given file names and never rows, and it ends when it has nothing to do.
 
-Invariant: no step blocks the event loop, however many stores there are, and none waits for another. A failing replica does not
-stop the others' maintenance. A merge begins only if its file leaves the log the space that writes need.
+Invariant: no step blocks the event loop, however many stores there are, and no step waits for another. A
+failing replica does not stop the others' maintenance. A merge begins only if its file leaves enough disk
+space to the log.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ QUIET_MS = 10_000
 uses little memory."""
 QUIET_BYTES = 1 << 20
 REST_LOOK_MS = 5_000
-"""Pause before looking again for stores at rest to flush: by then one may be old, or pin the log."""
+"""Pause before looking again for stores at rest to flush. By then one may be old, or pin the log."""
 RECLAIM_MS = 10_000
 """Pause before looking again for stores with many dead rows, and for merges of stores at rest."""
 STORES_AT_ONCE = 200
@@ -152,8 +153,10 @@ class Maintenance:
                 break
 
     async def _flush_round(self) -> bool:
-        """Look once at each store that is awake and has something to flush; every REST_LOOK_MS also at those at rest.
-        Leave out those whose flush just failed. Return whether one was flushed."""
+        """Look once at each store that is awake and has something to flush. Returns whether one was flushed.
+
+        Stores at rest are looked at every REST_LOOK_MS. Stores whose flush just failed are left out.
+        """
         now = self._host.now_ms()
         everything = now >= self._all_flush_due_ms or self._stores.over
         found = self._stores.unflushed() if everything else self._stores.unflushed_awake()
@@ -174,8 +177,9 @@ class Maintenance:
         return flushed
 
     async def _flush_largest(self, left: dict[StreamKey, Replica]) -> bool:
-        """Flush the largest stores in `left` and remove them from it, while all together take too much
-        memory. Return whether one was flushed."""
+        """Flush the largest stores in `left` and remove them from it, while all stores together take too much
+        memory. Returns whether one was flushed.
+        """
         flushed = False
         while left and self._stores.over:
             key, largest = max(left.items(), key=lambda item: held_bytes(item[1]))
@@ -229,7 +233,7 @@ class Maintenance:
     # --- merges
 
     async def merge_due(self) -> None:
-        """Merge what is due and has room, one store at a time. Stores take turns."""
+        """Merge the stores that are due and for which there is room, one at a time. Stores take turns."""
         while True:
             await self._monitor.measure()  # the merge before took space, and released some
             due = await self._next_merge() or await self._next_reclaim()
@@ -238,7 +242,11 @@ class Maintenance:
             await self._merge(*due)
 
     async def _next_merge(self) -> Merge | None:
-        """Stores that are awake, and those whose files changed, are looked at each time. All are looked at every RECLAIM_MS."""
+        """The next merge that is due, or None.
+
+        Each call looks at the stores that are awake, and at those whose files changed. Every RECLAIM_MS it
+        looks at all.
+        """
         room, now = room_bytes(self._log, self._monitor), self._host.now_ms()
         everything = now >= self._all_due_ms
         by_key = self._replicas.by_key
@@ -256,7 +264,7 @@ class Maintenance:
         return None
 
     async def _next_reclaim(self) -> Merge | None:
-        """A merge of all files of a store with many dead rows.
+        """The next merge of all files of a store with many dead rows, or None.
 
         Looked for only while no other merge is due. Returns after each look, so that other merges wait for
         one look at most.
@@ -286,8 +294,9 @@ class Maintenance:
         return None
 
     async def _in_turn(self, replicas: list[Replica]) -> AsyncIterator[tuple[Replica, TabletStore]]:
-        """The stores of those that run and whose merges did not just fail, beginning after the one merged last.
-        Each is looked at when its turn comes."""
+        """The stores of replicas that run, beginning after the one merged last. Leaves out those whose merge
+        just failed. Each is looked at when its turn comes.
+        """
         now = self._host.now_ms()
         self._resting = {key: until for key, until in self._resting.items() if until > now}
         keys = [replica.superblock.key for replica in replicas]

@@ -1,10 +1,11 @@
-"""Carries out orders about the replicas on this node: opened at start, created, deleted, copied here.
+"""Carries out orders about the replicas on this node: opens them at start, creates, deletes and copies them.
 
-Decides no membership; obeys orders that pass its checks. The files are replica_files.py, starting is replica_starter.py.
+Decides no membership, and obeys only orders that pass its checks. The files are replica_files.py, starting is
+replica_starter.py.
 
-Invariant: at most one replica of a tablet lives here. Orders for one tablet run one at a time, and each is
-carried out completely, even if its caller has gone. What a crash left half-made or half-removed is removed at
-the next start.
+Invariant: at most one replica of a tablet lives here. Orders for one tablet run one at a time. Each is
+carried out completely, even if its caller is cancelled. The next start removes what a crash left half-made or
+half-removed.
 """
 
 from __future__ import annotations
@@ -44,8 +45,11 @@ _CLOSE_S = 2.0
 
 
 class TabletManager:
-    """`hold(superblock)`: whether the start of a replica must wait. `changed(key)`: what is here under this
-    key has changed."""
+    """Manages the replicas of one node.
+
+    `hold(superblock)`: whether the start of a replica must wait. `changed(key)`: called when the replica
+    under this key has changed.
+    """
 
     def __init__(
         self,
@@ -71,11 +75,12 @@ class TabletManager:
     # --- start and stop
 
     async def open_all(self) -> None:
-        """Open what is on the volume, several at once. A damaged replica becomes FAILED; the others go on.
+        """Open the replicas on the volume, several at once. A damaged replica becomes FAILED; the others go
+        on.
 
         Raises:
-            Rejected: UNSUPPORTED_VERSION, a later release wrote the files of one. OSError: the system lacks
-            the descriptors or memory to list the replicas.
+            Rejected: UNSUPPORTED_VERSION, a later release wrote the files of a replica.
+            OSError: the system lacks the descriptors or memory to list the replicas.
         """
 
         async def open_one(found: Found) -> None:
@@ -126,7 +131,7 @@ class TabletManager:
             await self._starter.start(superblock)
 
     async def drop_held(self) -> None:
-        """Remove the replicas that were held back: they have never voted and never will. Idempotent."""
+        """Remove the replicas that were held back. They have never voted and never will. Idempotent."""
         for superblock in self._take_held():
             await self._files.erase(superblock.key)
 
@@ -152,11 +157,11 @@ class TabletManager:
 
     @property
     def waiting_to_start(self) -> int:
-        """How many replicas wait for resources of the system, and are started later."""
+        """How many replicas wait for resources of the system. They are started later."""
         return self._starter.waiting
 
     async def whole(self, operation: Coroutine[Any, Any, T]) -> T:
-        """Carry out `operation` completely, like an order, even if its caller goes."""
+        """Carry out `operation` completely, like an order, even if its caller is cancelled."""
         return await self._orders.run(operation)
 
     def carry_out(self, operation: Coroutine[Any, Any, None]) -> None:
@@ -167,10 +172,10 @@ class TabletManager:
         return self._changing.setdefault(tablet_id, asyncio.Lock())
 
     async def create(self, superblock: Superblock, config: Configuration) -> bool:
-        """Make a new replica of a new tablet and start it. Returns False if it was there already.
+        """Make a new replica of a new tablet and start it. Returns False if this replica was here already.
 
         Raises:
-            Rejected: ALREADY_PRESENT, another replica of the tablet is, or was, here.
+            Rejected: ALREADY_PRESENT, another replica of the tablet is here, or was.
             Retryable: NOT_READY, DISK_FULL.
         """
         return await self._orders.run(self._create(superblock, config))
@@ -206,9 +211,10 @@ class TabletManager:
         incarnation: int = 0,
         erases: Callable[[], Awaitable[None]] | None = None,
     ) -> bool:
-        """Tombstone or remove a replica (0: whichever is here). Returns False if it was gone already.
-        `cas_config_index`, `incarnation`: those of the newest configuration that the order is based on.
-        `erases` is awaited before anything is removed for good.
+        """Tombstone or remove a replica. Returns False if it was gone already.
+
+        `replica_id` 0: the replica that is here. `cas_config_index`, `incarnation`: those of the newest
+        configuration that the order is based on. `erases` is awaited before anything is removed for good.
 
         Raises:
             Rejected: CAS_FAILED, the replica has a newer committed configuration than the order.
@@ -276,13 +282,14 @@ class TabletManager:
         self._changed(key)
 
     async def make_sole_voter(self, order: SoleVoter) -> tuple[Configuration, bool]:
-        """Make the replica here the only voter of its tablet, after a lost majority. Returns the last configuration of its
-        log, and whether there was anything to do.
+        """Make the replica here the only voter of its tablet, after a lost majority. Returns the last
+        configuration of its log, and whether there was anything to do.
 
         Raises:
-            Rejected: NOT_FOUND, there is no such replica; as `check_order`; INVALID_ARGUMENT, it has FAILED or bootstraps.
+            Rejected: NOT_FOUND, there is no such replica. INVALID_ARGUMENT, it has FAILED or bootstraps.
+                Other codes as `check_order`.
             Retryable: NOT_READY, DISK_FULL.
-            OSError: the disk refused it. The replica runs on, and the same order may come again.
+            OSError: the disk refused the write. The replica runs on, and the same order may come again.
         """
         return await self._orders.run(self._make_sole_voter(order))
 
@@ -320,13 +327,16 @@ class TabletManager:
             return made.config if made is not None else replica.config, True
 
     async def start_copy(self, order: CopyOrder, source: CopySource) -> TabletCopy | None:
-        """Begin a copy, or return the one that runs or is done; None if the replica is here and complete. A
-        copy that still fetches continues at the order's rate. It begins again if the order names another
+        """Begin a copy. Returns it, or the copy of this replica that runs or is done. None: the replica is
+        here and complete.
+
+        A copy that still fetches continues at the order's rate. It begins again if the order names another
         source; a witness keeps what has arrived. A log-only copy fetches nothing until an order without
         `log_only` comes.
 
         Raises:
-            Rejected: ALREADY_PRESENT, a live replica of the tablet is here, or this replica_id is a tombstone.
+            Rejected: ALREADY_PRESENT, a live replica of the tablet is here, or this replica_id is a
+                tombstone.
         """
         return await self._orders.run(self._start_copy(order, source))
 
@@ -352,8 +362,9 @@ class TabletManager:
             return copy
 
     async def _going_on(self, key: StreamKey, order: CopyOrder) -> TabletCopy | None:
-        """The copy under this key, if this order continues it. None if there is none, or it was cancelled to
-        begin again."""
+        """The copy under this key, if this order continues it. None: there is none, or it was cancelled to
+        begin again.
+        """
         running = self._here.copies.get(key)
         if running is None:
             return None
@@ -372,7 +383,7 @@ class TabletManager:
         return None
 
     def _live(self, key: StreamKey) -> Replica | None:
-        """The replica of the tablet that is here and has not FAILED.
+        """The replica of the tablet that is here and has not FAILED, or None.
 
         Raises:
             Rejected: ALREADY_PRESENT, nothing can be copied under this key any more.
@@ -396,7 +407,7 @@ class TabletManager:
 
 
 def _tombstone_of(replica: Replica) -> Superblock:
-    """What stays of a replica: its last term and OpId, and the last committed configuration that it knew."""
+    """The tombstone of a replica: its last term and OpId, and the last committed configuration that it knew."""
     status = replica.core.status() if replica.core is not None else None
     return replace(
         replica.superblock,

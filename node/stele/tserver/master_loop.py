@@ -1,8 +1,9 @@
-"""Heartbeats to the master at one address. Made and ended by the heartbeater, which knows the other addresses.
+"""Heartbeats to the master at one address. Made and ended by the heartbeater, which knows the other
+addresses.
 
-Owns what this master has not acknowledged yet, and whether a full report is due.
+Owns the changes that this master has not acknowledged yet, and whether a full report is due.
 
-Invariant: a change is never forgotten before a leader has acknowledged a report that was made after it.
+Invariant: a change is forgotten only after a leader has acknowledged a report that was made after it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from stele.tserver.wall_clock import WallClock
 log = structlog.get_logger("stele.tserver.heartbeat")
 
 REST_MAX_S = 15.0
-"""Longest pause between retries of a master that does not answer. A replaced master is found this late at worst."""
+"""Longest pause between retries of a master that does not answer. At worst, a replaced master is found this
+late.
+"""
 _COALESCE_S = 0.05
 _TIMEOUT_S = 2.0
 
@@ -37,7 +40,7 @@ class OtherLoops(Protocol):
 
     @property
     def addresses_digest(self) -> int:
-        """The nodes' addresses, as a leader gave them last."""
+        """The digest of the nodes' addresses that a leader gave last."""
 
     def speaks(self, loop: MasterLoop) -> bool:
         """Whether this loop is the one that sends to its master."""
@@ -46,15 +49,16 @@ class OtherLoops(Protocol):
         """Whether this loop may send nothing to its address for a while."""
 
     def leader_answered(self, response: pb.TSHeartbeatResponse) -> None:
-        """A master that leads has answered."""
+        """Take over the answer of a master that leads."""
 
     def told_masters(self, by: str, response: pb.TSHeartbeatResponse) -> None:
-        """The master at `by`, which does not lead, has answered."""
+        """Take over the answer of the master at `by`, which does not lead."""
 
 
 class MasterLoop:
-    """Sends heartbeats to one address. `master`: the node id that answered last there, "" before. `answers`: whether
-    the last call was answered."""
+    """Sends heartbeats to one address. `master`: the node id that answered there last; "" before the first
+    answer. `answers`: whether the last call was answered.
+    """
 
     def __init__(
         self,
@@ -89,19 +93,19 @@ class MasterLoop:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def changed(self, key: StreamKey, *, soon: bool = True) -> None:
-        """A replica's report is due. `soon`: do not wait for the next heartbeat's time."""
+        """Put a replica into the next report. `soon`: do not wait for the next heartbeat's time."""
         self._count += 1
         self._dirty[key] = self._count
         if soon:
             self.soon()
 
     def soon(self) -> None:
-        """Do not wait for the next heartbeat's time, unless this address rests."""
+        """Send the next heartbeat at once, unless this address rests."""
         if not self._rests:
             self._wake.set()
 
     def end(self) -> None:
-        """Stop; do not wait for it."""
+        """Stop, without waiting for the end."""
         self._task.cancel()
 
     async def close(self) -> None:
@@ -148,8 +152,11 @@ class MasterLoop:
         self._may_log = False
 
     async def _register(self) -> None:
-        """Put this node on record. It is on none if it formatted its volume without any master given, and
-        heartbeats do not make one."""
+        """Register this node with a master that does not know it.
+
+        That happens if the node formatted its volume without any master given. Heartbeats do not register a
+        node.
+        """
         with contextlib.suppress(SteleError):  # the next heartbeat is answered NOT_FOUND again
             await self._pool.unary(
                 self.address,
@@ -160,8 +167,10 @@ class MasterLoop:
             )
 
     def _bound(self) -> None:
-        """Keep no more changes for a master that does not answer than a full report contains. It may never answer
-        again."""
+        """Send a full report later, if more changes wait for this master than a full report contains.
+
+        Otherwise changes would pile up for a master that may never answer again.
+        """
         if self._full_due or len(self._dirty) > self._source.replica_count:
             self._begin_anew()
 

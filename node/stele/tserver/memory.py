@@ -1,11 +1,11 @@
 """How much memory this process may use, how it is shared out, and how much of it stores and scans hold.
 
-A scan keeps the rows that it reads in memory, even those that were flushed meanwhile. Many slow readers that
-began at different times could keep all of them.
+A scan keeps the rows that it reads in memory, even after they were flushed. Many slow readers that began at
+different times could keep many flushed memtables.
 
-Invariant: while stores hold more than twice their share, no leader here takes a write. Only stores that a
-flush makes smaller count, so a FAILED replica blocks nobody. While scans hold as much as the share of the
-stores, no further memtable is scanned.
+Invariant: while stores hold more than twice their share, no leader here takes a write. Only stores that can
+be flushed count, so a FAILED replica blocks nobody. While scans hold as much as the share of the stores, no
+further memtable is scanned.
 """
 
 from __future__ import annotations
@@ -28,17 +28,24 @@ PROGRAM_BYTES = 192 << 20
 LEAST_BYTES = 16 << 20
 """The smallest share. It must hold the largest message."""
 LOOK_MS, LOOK_MAX_MS = 20, 250
-"""How long a sum is reused, since each write asks for it. The longer time holds while there is much room."""
+"""How long a sum is reused, since each write asks for it. The longer time is used while there is much room.
+"""
 GROWTH_BYTES = 200 << 10
-"""The most bytes by which stores are taken to grow in a millisecond: several times what a node can apply."""
+"""The bytes by which stores are assumed to grow at most in a millisecond: several times what a node can
+apply.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryShares:
-    """Upper bounds in bytes. `budget_bytes`: requests being worked on. `queue_bytes`: log entries that are
-    not written yet. `cache_bytes`: the newest log entries. `stores_bytes`: rows in stores before the largest
-    is flushed; scans may hold as many again. `limit_bytes`: the limit that was shared out, 0 if none is
-    known."""
+    """Upper bounds in bytes.
+
+    - `budget_bytes`: requests being worked on.
+    - `queue_bytes`: log entries that are not written yet.
+    - `cache_bytes`: the newest log entries.
+    - `stores_bytes`: rows in stores before the largest is flushed. Scans may hold as many again.
+    - `limit_bytes`: the limit that was shared out, 0 if none is known.
+    """
 
     budget_bytes: int = 256 << 20
     queue_bytes: int = 64 << 20
@@ -48,9 +55,12 @@ class MemoryShares:
 
     @staticmethod
     def of(limit_bytes: int, budget_bytes: int | None = None) -> MemoryShares:
-        """The shares of a process that may use `limit_bytes` (0: not known, which gives the defaults). They
-        are parts of what the program and its worker leave, and never more than the defaults. `budget_bytes`:
-        given by the user."""
+        """The shares of a process that may use `limit_bytes`. 0: the limit is not known, which gives the
+        defaults.
+
+        The program and its worker take a part first; the shares divide the rest. No share is more than its
+        default. `budget_bytes`: given by the user.
+        """
         most = MemoryShares()
         free = max(limit_bytes - PROGRAM_BYTES, limit_bytes // 8) if limit_bytes else 8 * most.stores_bytes
         return MemoryShares(
@@ -92,8 +102,10 @@ def memory_limit(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup
 
 
 def _limits(root: Path, path: str, name: str) -> list[int]:
-    """The limits of a group and of those above it. In a container, `path` may be the machine's, while the
-    root is the container's own group."""
+    """The limits of a control group and of those above it.
+
+    In a container, `path` may be the machine's, while the root is the container's own group.
+    """
     found = []
     group = root / path.lstrip("/")
     for each in (group, *group.parents):
@@ -121,7 +133,7 @@ class StoreMemory:
 
     @property
     def over(self) -> bool:
-        """Whether a store must be flushed, however small."""
+        """Whether a store must be flushed, however small it is."""
         return self._more_than(self.bytes_max)
 
     @property
@@ -147,7 +159,7 @@ class StoreMemory:
         return list(self._unflushed.values())
 
     def unflushed_awake(self) -> list[Replica]:
-        """Those replicas with something to flush that are awake, or were since the last call."""
+        """The replicas with something to flush that are awake, or were awake since the last call."""
         self._look()
         return [self._unflushed[key] for key in self._to_flush() if key in self._unflushed]
 
@@ -158,8 +170,11 @@ class StoreMemory:
         return self._bytes > bytes_max
 
     def _look(self, *, everything: bool = False) -> None:
-        """Look again at the replicas that were awake, and at a part of those at rest; with `everything`, at all of those. A
-        replica at rest holds no more memory than at the last look, and less after a flush."""
+        """Measure again the replicas that were awake, and a part of those at rest. `everything`: all of those
+        at rest.
+
+        A replica at rest holds no more memory than when it was last measured, and less after a flush.
+        """
         stirred = self._stirred()
         looks = {**self._unflushed, **stirred} if everything else {**self._part(), **stirred}
         by_key = self._replicas.by_key
@@ -184,7 +199,7 @@ def has_unflushed(replica: Replica) -> bool:
 
 
 def held_bytes(replica: Replica) -> int:
-    """How many bytes the rows take that a flush of this replica writes."""
+    """How many bytes the rows take that a flush of this replica would write."""
     machine = replica.machine
     if machine is None or not replica.running or machine.applied == machine.flushed:
         return 0

@@ -1,10 +1,11 @@
-"""Raft messages to protobuf and back. Runs for every message between nodes, so it is written out field by
-field for speed.
+"""Converts Raft messages to protobuf and back. It runs for every message between nodes, so it is written out
+field by field for speed.
 
-An encoded envelope is the concatenation of two parts. `encode_head` is the same for all messages to a peer; `encode_body` is
-the same for all peers that get a message.
+An encoded envelope is the concatenation of two parts. `encode_head` is the same for all messages to a peer;
+`encode_body` is the same for all peers that get a message.
 
-Invariant: `message_from_pb` of both parts gives the message, and both parts are exactly what protobuf would write.
+Invariant: `message_from_pb` of both parts gives the message, and both parts are exactly what protobuf would
+write.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from stele.rpc.convert import entry_from_pb, id_from_pb, id_to_pb, opid_from_pb
 from stele.rpc.proto import common_pb2, consensus_pb2
 
 QUIET = consensus_pb2.ConsensusMessage(quiet=True).SerializeToString()
-"""Appended to head and body. It marks a message as quiet."""
+"""Marks a message as quiet. It is appended to head and body."""
 
 
 @lru_cache(16_384)

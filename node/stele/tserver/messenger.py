@@ -1,8 +1,9 @@
-"""Raft messages between this node's replicas and their peers on other nodes, and the groups that need none
-(quiet.py). Owns the transport, both directions, and the last encoded message. Decides nothing about tablets.
+"""Raft messages between this node's replicas and their peers on other nodes, and groups at rest, which send
+none (quiet.py). Owns the transport in both directions, and the last encoded message. Decides nothing about
+tablets.
 
 Invariant: a message reaches only the replica that it names, and only if sender and receiver have the same
-incarnation of the tablet. `send` never waits; what cannot be sent is lost, which Raft tolerates.
+incarnation of the tablet. `send` never waits. A message that cannot be sent is lost, which Raft tolerates.
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ log = structlog.get_logger("stele.tserver")
 
 
 class Messenger:
-    """The messenger of one node. `own_address()`: where this node listens. `dial_configured`: whether a peer may be dialled at an address from a
-    configuration. False on an adopted volume: its configurations may name nodes of the volume that it was
-    copied from."""
+    """The messenger of one node. `own_address()`: where this node listens.
+
+    `dial_configured`: whether a peer may be dialled at an address from a configuration. It is False on an
+    adopted volume, whose configurations may name nodes of the volume that it was copied from.
+    """
 
     def __init__(
         self,
@@ -112,18 +115,18 @@ class Messenger:
         )
 
     def introduce(self, request: common_pb2.OpenStreamRequest) -> common_pb2.OpenStreamResponse:
-        """As `PeerInbound.introduce`: a peer wants to open a stream."""
+        """As `PeerInbound.introduce`, for a peer that wants to open a stream."""
         return self._inbound.introduce(request)
 
     def tick(self, now_ms: int) -> None:
-        """Time has passed."""
+        """Pass the time on to the parts of the messenger."""
         self._encoded = None, b""
         self.quiet.tick(now_ms)
         self.confirming.tick(now_ms)
         self.following.tick(now_ms)
 
     def woken(self, key: StreamKey) -> None:
-        """A replica was at rest, and its time goes on."""
+        """Note that the time of a replica goes on that was at rest."""
         self._replicas.woken(key)
         self.quiet.woken(key)
 

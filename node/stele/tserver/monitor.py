@@ -5,11 +5,12 @@ Owns the last measurement of the disk. A node whose disk is nearly full, or whos
 leaderships over.
 
 A disk that hangs gives no error, and the node still answers heartbeats. So nobody would heal its tablets.
-Therefore the node ends, and is healed like a silent one. (CockroachDB does the same after 20 s, too.)
+Therefore the node ends, and its tablets are healed like those of a silent node. (CockroachDB also ends after
+20 s.)
 
 Invariant: each time the disk gets full, leaderships are handed over once, however long it stays full.
 Otherwise leaderships would go round in circles when all nodes are full. A leader whose clock is wrong can
-write nothing, so while the clock is wrong they are handed over again every HAND_OVER_S.
+write nothing. So while the clock is wrong, leaderships are handed over again every HAND_OVER_S.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ HAND_OVER_S = 10.0
 
 
 class NodeMonitor:
-    """Its owner calls `look` once a second, `tick` at each tick, and `measure` before anything reads `disk_bytes`.
+    """Monitors one node. Its owner calls `look` once a second, `tick` at each tick, and `measure` before
+    anything reads `disk_bytes`.
 
-    `fail(error)` ends the node. A log that makes no progress for `log_stall_ms` ends it.
+    `fail(error)` ends the node, for example if the log makes no progress for `log_stall_ms`.
     """
 
     def __init__(
@@ -76,10 +78,10 @@ class NodeMonitor:
         self._mind_space()
 
     def tick(self, now_ms: int) -> None:
-        """Check the clock, and whether the disk hangs. Not part of `look`, because a disk that hangs blocks
-        it.
+        """Check the clock, and whether the disk hangs. `look` cannot check that, because a disk that hangs
+        blocks it.
 
-        `now_ms`: the time that the replicas count. It skips stalls of this process, so that they are not
+        `now_ms`: the time that the replicas count. It skips stalls of this process, so that a stall is not
         taken for a disk that hangs.
         """
         self._mind_clock(now_ms)
@@ -114,8 +116,10 @@ class NodeMonitor:
         self._told_low = low
 
     def _mind_clock(self, now_ms: int) -> None:
-        """Tell the replicas whether to stand for election. Each timestamp checks its own reading of the
-        clock."""
+        """Tell the replicas whether to stand for election, by whether the clock is right.
+
+        Besides, each timestamp checks its own reading of the clock.
+        """
         fault = self._wall_clock.fault(self._wall_clock.read())
         if self._fit != (not fault):
             self._fit, self._clock_due_ms = not fault, now_ms

@@ -69,8 +69,9 @@ log = structlog.get_logger("stele.tserver")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """A running node or master. Its parts are attributes for whoever started it; no part has the Node
-    itself."""
+    """A running node or master. Its parts are attributes, for whoever started it. No part has the Node
+    itself.
+    """
 
     options: NodeOptions
     volume: Volume
@@ -109,7 +110,7 @@ class Node:
     servers: Servers
     extension: Extension
     life: AsyncExitStack
-    """How to end what was begun, in the order of its beginning."""
+    """The exit stack that ends what was begun. Entries stand in the order of their beginning."""
 
     @property
     def node_id(self) -> NodeId:
@@ -138,14 +139,15 @@ class Node:
 
 
 async def start_node(options: NodeOptions, extend: MakeExtension = NoExtension) -> Node:
-    """Open the volume and begin to serve. Replicas are opened in the background: see `Startup` and `NodeHealth.started`.
+    """Open the volume and begin to serve. Replicas open in the background: see `Startup` and
+    `NodeHealth.started`.
 
     A start that fails or is cancelled undoes exactly what it began.
 
     Raises:
         Fate: the volume is not fit for this process.
         Rejected: a port in use, a bad address.
-        Corrupt: a log that cannot be read beyond single replicas.
+        Corrupt: the log is damaged, and not only the streams of single replicas.
     """
     life = AsyncExitStack()
     try:

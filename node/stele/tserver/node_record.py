@@ -1,8 +1,9 @@
-"""node.json: whose volume this is, and what must survive a restart outside the log. It has a copy, node.json.copy.
+"""node.json: whose volume this is, and what must survive a restart outside the log. It has a copy,
+node.json.copy.
 
-The copy is written after node.json, so it is never newer; it stands in where node.json is damaged or missing. Read and
-written by volume.py alone. Invariant: a record that was read is whole: its checksum held, or it was written before there was
-one.
+The copy is written after node.json, so it is never newer. It is read where node.json is damaged or missing.
+Only volume.py reads and writes both. Invariant: a record that was read is whole: its checksum held, or it was
+written by a release without checksums.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ _CHECKSUM = "crc32c"
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A leading master's list of dropped tables, whose replicas serve no clients; see stele.tserver.withdrawal.
+    """A leading master's list of dropped tables, whose replicas serve no clients; see
+    stele.tserver.withdrawal.
 
-    `digest`: how the leader names the list. `at`: the position in the catalog that the list stood for.
+    `digest`: how the leader names the list. `at`: the position in the catalog for which the list was true.
     """
 
     tables: tuple[str, ...] = ()
@@ -43,7 +45,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """What node.json holds. Fields with a default may be absent in the file of an earlier release."""
+    """The content of node.json. Fields with a default may be absent in the file of an earlier release."""
 
     cluster_id: ClusterId
     node_id: NodeId
@@ -65,38 +67,45 @@ class NodeRecord:
     """Where the log ended at the first start that no majority of masters has admitted yet; 0 if each start
     was admitted."""
     refused: str = ""
-    """Why the masters refused this volume as an older copy, for ever. Kept because each start writes to the
-    log, which would later make the volume look newer than it is."""
+    """Why the masters refused this volume as an older copy, for ever; "" if they did not.
+
+    It is stored because each start writes to the log, which would later make the volume look newer than it
+    is.
+    """
     fork_id: str = ""
     """Which copy of the cluster's volumes this is; "": the original."""
     given: tuple[str, ...] = ()
     """The --masters of the start that learned `masters`, or of the first start; empty if not known."""
     adopted: bool = False
-    """The volume was copied, or taken elsewhere. Addresses in its configurations may belong to the original's
-    nodes, so none is dialled."""
+    """Whether the volume was copied, or taken elsewhere. Addresses in its configurations may belong to the
+    original's nodes, so none is dialled.
+    """
     taken_back: tuple[str, ...] = ()
     """When administrators took the volume back into use, and after which refusal; see `take_back`."""
     accepting: bool = False
-    """Ask the masters to accept that the log ends too early, until they have recorded what the newest such
-    start reports."""
+    """Whether to ask the masters to accept that the log ends too early. True until they have recorded what
+    the newest such start reports.
+    """
     fenced: bool = False
-    """The node serves nobody until a leading master ends it."""
+    """Whether the node serves nobody, until a leading master ends that."""
     rewritten: tuple[str, ...] = ()
     """When, and for which tablet, an administrator made the replica here the only voter; see
     stele.tserver.offline."""
     dropped: Dropped = Dropped()
     promised_ms: int = 0
     """The longest lease that a replica here may ever have promised to a leader. After a start each replica
-    waits so long before it votes. Never falls."""
+    waits that long before it votes. Never falls.
+    """
     version: int = FORMAT_VERSION
 
     def holds(self, key: StreamKey) -> bool:
-        """Whether this replica waits until the formation is confirmed. That is a first master's first replica
-        of the catalog."""
+        """Whether this replica waits until the formation is confirmed. Only a first master's first replica of
+        the catalog waits.
+        """
         return key.tablet_id == CATALOG_TABLET_ID and not self.formed and not self.is_later_catalog(key)
 
     def is_later_catalog(self, key: StreamKey) -> bool:
-        """Whether this replica of the catalog came later, by a copy."""
+        """Whether this replica of the catalog is a later one, made by a copy."""
         return key.tablet_id == CATALOG_TABLET_ID and key.replica_id > len(self.first_masters)
 
 

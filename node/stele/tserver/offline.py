@@ -1,10 +1,11 @@
-"""Looks at one replica on a volume that no process uses, and makes it the only voter of its tablet. For `stele local cmeta`.
+"""Looks at one replica on a volume that no process uses, and makes it the only voter of its tablet. For
+`stele local cmeta`.
 
 This recovers the catalog when its majority is gone, because without a leader no master can order it.
-`stele.consensus.recovering` defines what is written in which order. The volume's record keeps when and why.
+`stele.consensus.recovering` defines what is written in which order. The volume's record tells when and why.
 
-Invariant: the volume is locked meanwhile. Until the caller has accepted the loss, it changes only what the
-node's next start would change anyway.
+Invariant: the volume stays locked while this works. Until the caller has accepted the loss, it changes only
+what the node's next start would change anyway.
 """
 
 from __future__ import annotations
@@ -35,9 +36,12 @@ from stele.wal.options import LogOptions
 
 _WRITE_S = 60.0
 TERM_AHEAD, _TERM_SPREAD = 1_000, 1 << 30
-"""How far the term is raised at least above what this replica knows. The lost replicas may have been elected
-since, and nodes refuse orders of a lower term than they have heard. A random part comes on top. If two volumes
-of masters are rewritten, nodes obey one of the two catalogs, because no two leaders have the same term."""
+"""How far the term is raised above what this replica knows: by TERM_AHEAD at least, plus a random part.
+
+The lost replicas may have been elected since, and nodes refuse orders of a lower term than they have heard.
+The random part matters if two volumes of masters are rewritten. Then the two leaders have different terms,
+and nodes obey one of the two catalogs.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +61,17 @@ class Found:
 
     @property
     def incarnation(self) -> int:
-        """The tablet's, as this replica knows it."""
+        """The tablet's incarnation, as this replica knows it."""
         return self.superblock.tablet_incarnation
 
 
 def look(directory: Path, tablet_id: str = "") -> Found:
-    """What the replica of a tablet on this volume holds. An empty id means the catalog.
+    """Read the replica of a tablet on this volume. An empty id means the catalog.
 
     Raises:
         Fate: Usage, a process uses the volume.
-        Rejected: NOT_FOUND, no volume or no such replica with rows is there; it was refused as an older copy.
+        Rejected: NOT_FOUND, there is no volume or no such replica with rows. The volume was refused as an
+            older copy.
         Corrupt: its log, rows or record are damaged.
     """
     with _opened(directory) as (record, log):
@@ -95,7 +100,10 @@ def rewrite(directory: Path, tablet_id: str, now: str, owner: str) -> Configurat
             log.stream(block.key), record.node_id, mine.address if mine is not None else "", order, done.set
         )
         if not done.wait(_WRITE_S):
-            raise Corrupt(f"{directory}: the log was not written within {_WRITE_S:.0f} s", code=Code.IO_ERROR)
+            raise Corrupt(
+                f"{directory}: the log was not written within {_WRITE_S:.0f} s; check the disk",
+                code=Code.IO_ERROR,
+            )
         return config
 
 
@@ -173,7 +181,7 @@ def _superblock(directory: Path, tablet_id: str) -> Superblock:
 
 
 class _NoChance:
-    """Gives the core fixed time-outs; one that only reads state never uses them."""
+    """Gives the core fixed time-outs. The core never uses them, because it is made only to read its state."""
 
     def randint(self, a: int, b: int, /) -> int:
         """The lowest value."""

@@ -29,8 +29,11 @@ log = structlog.get_logger("stele.tserver")
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """`log_found`: where the log ended at the first start that no majority of masters has admitted yet; 0 if all starts
-    were admitted."""
+    """An opened volume and its log.
+
+    `log_found`: where the log ended at the first start that no majority of masters has admitted yet; 0 if all
+    starts were admitted.
+    """
 
     options: NodeOptions
     volume: Volume
@@ -41,12 +44,12 @@ class Opened:
 
 
 async def open_node(options: NodeOptions, life: AsyncExitStack) -> Opened:
-    """Take the volume and recover its log. Registers with `life` how to close both.
+    """Take the volume and recover its log. Registers their closing with `life`.
 
     Raises:
         Fate: the volume is not fit for this process.
         Rejected: a port in use, a bad address.
-        Corrupt: a log that cannot be read beyond single replicas.
+        Corrupt: the log is damaged, and not only the streams of single replicas.
     """
     loop = asyncio.get_running_loop()
     volume = await take_volume(options)
@@ -67,8 +70,10 @@ async def open_node(options: NodeOptions, life: AsyncExitStack) -> Opened:
 
 
 def _with_lease(options: NodeOptions, volume: Volume) -> NodeOptions:
-    """The options, with the leases of leaders in those of Raft. On return node.json has the longest lease that replicas
-    here may ever promise. Blocks."""
+    """The options, with the leases of leaders filled in among those of Raft.
+
+    On return node.json has the longest lease that replicas here may ever promise. Blocks.
+    """
     lease_ms = options.leader_lease_ms
     volume.update(lambda record: replace(record, promised_ms=max(record.promised_ms, lease_ms)))
     raft = replace(options.replica.raft, lease_ms=lease_ms, promised_ms=volume.record.promised_ms)
@@ -97,7 +102,7 @@ def _open_log(volume: Volume, options: NodeOptions, loop: asyncio.AbstractEventL
 
 
 async def _close_log(opening: asyncio.Task[Log]) -> None:
-    """Close the log once it is open. One that could not be opened needs no closing."""
+    """Close the log once it is open. A log that could not be opened needs no closing."""
     await asyncio.wait((opening,))
     if not opening.cancelled() and opening.exception() is None:
         await asyncio.get_running_loop().run_in_executor(None, opening.result().close)

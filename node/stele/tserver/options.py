@@ -1,6 +1,7 @@
 """The options that a node is started with. Made by the command line.
 
-Invariant: every NodeOptions is consistent. Otherwise it is not made, and the error lists all faults together.
+Invariant: every NodeOptions is consistent. From faulty options none is made, and the error lists all faults
+together.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ EXIT_DISK = 5
 EXIT_VOLUME_OLD = 6
 EXIT_INVARIANT = 70
 EXIT_TRY_AGAIN = 75
-"""Exit code: nothing is damaged, but the disk is full, or something that was needed did not answer."""
+"""Exit code: nothing is damaged, but the disk is full, or a process that was needed did not answer."""
 
 WAL_SYNC = ("always", "interval", "never")
 LEASE_MIN_MS, LEASE_MAX_MS = 150, 5_000
-"""A leader's lease. A shorter one would end before the next heartbeats are answered."""
+"""Bounds on a leader's lease. A shorter one would end before the next heartbeats are answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,14 @@ class FirstMaster:
 class NodeOptions:
     """The options of `stele node run` and `stele master run`.
 
-    `fork_id`: which copy of the cluster's volumes this is; "" means as the volume says or, if that is empty,
-    as the masters say. `first_masters` lets an empty volume be formatted as one of the first masters, `join`
-    as a master that waits for a copy of the catalog. For port 0, also in `listen`, the system chooses a port;
-    heartbeats report it to the masters. `wal_segment_mib`: the length of a segment of the log, in MiB; the next one is always
-    prepared. `wal_spare_segments`: how many segments that nobody needs any more are kept for reuse.
-    `leader_lease_ms`: the length of the leases under which leaders answer reads alone; 0: no leases.
+    - `fork_id`: which copy of the cluster's volumes this is. "": as the volume says or, if it says nothing,
+      as the masters say.
+    - `first_masters` lets an empty volume be formatted as one of the first masters.
+    - `join` lets an empty volume be formatted as a master that waits for a copy of the catalog.
+    - Ports, also in `listen`: 0 lets the system choose. Heartbeats report the chosen port to the masters.
+    - `wal_segment_mib`: the length of a segment of the log, in MiB. The next segment is always prepared.
+    - `wal_spare_segments`: how many segments that nobody needs any more are kept for reuse.
+    - `leader_lease_ms`: the length of the leases under which leaders answer reads alone; 0: no leases.
     """
 
     data_dir: Path
@@ -73,7 +76,8 @@ class NodeOptions:
     memory: MemoryShares = field(default_factory=MemoryShares)
     log_stall_ms: int = 20_000
     """A write or sync of the log that does not return for this long ends the node. A busy disk takes much
-    less."""
+    less.
+    """
 
     def __post_init__(self) -> None:
         faults = []

@@ -1,7 +1,8 @@
-"""What a plan asks of the leaders of a table's tablets: their sizes, a prepared snapshot, keys to cut them at.
+"""A plan's questions to the leaders of a table's tablets: their sizes, a prepared snapshot, keys to cut them
+at.
 
-Used by plans.py, on the event loop. Invariant: nothing here fails. What a leader does not answer is left out, and the plan
-does without it.
+Used by plans.py, on the event loop. Invariant: nothing here fails. If a leader does not answer, the plan does
+without its answer.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Tablets = Sequence[master_pb2.TabletLocationsPB]
 
 
 class PlanQuestions:
-    """Asks masters and nodes what a plan needs, as a client does."""
+    """Asks masters and nodes for what a plan needs, like a client."""
 
     def __init__(self, pool: ChannelPool) -> None:
         self._pool = pool
@@ -62,7 +63,9 @@ class PlanQuestions:
         return sum(s.rows_estimate for s in found.values()), sum(s.bytes_on_disk for s in found.values())
 
     async def prepare(self, tablets: Tablets, snapshot: int) -> dict[bytes, int]:
-        """By tablet: the log index that any replica of the known incarnation needs to serve this snapshot."""
+        """By tablet: the log index that a replica needs to serve this snapshot. It holds for any replica of
+        the known incarnation.
+        """
         incarnations = {pb.tablet_id: pb.tablet_incarnation for pb in tablets}
         parts = [
             (leader, ids[at : at + _PREPARED_AT_ONCE])
@@ -124,7 +127,7 @@ class PlanQuestions:
         return () if answer is None else answer.tablets
 
     async def _ask(self, leader: Leader, stub: Any, method: str, request: Any, timeout_s: float) -> Any:
-        """What a node answers; None if it does not answer."""
+        """A node's answer; None if it does not answer."""
         try:
             return await self._pool.unary(
                 leader.address, stub, method, request, timeout_s=timeout_s, to_node=leader.node_id

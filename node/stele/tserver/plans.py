@@ -41,8 +41,9 @@ from stele.tserver.table_actions import TableActions
 
 PLAN_TIMEOUT_S = 10.0
 _WAIT_MS, _PREPARED_WAIT_MS = 5_000, 1_000
-"""How long a replica may wait until it can serve the snapshot. The wait for a prepared one is shorter, since
-another replica may serve it earlier."""
+"""How long a replica may wait until it can serve the snapshot. For a prepared one the wait is shorter, since
+another replica may serve it earlier.
+"""
 _PLAN_BYTES_MAX = 8 << 20
 """The most bytes of all tickets. Each ticket repeats the conditions, and one answer holds all tickets."""
 _GONE = ("REPLACED", "DELETED")
@@ -50,7 +51,7 @@ _GONE = ("REPLACED", "DELETED")
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """What a command asks for, and the tablets that can hold it."""
+    """The request of a command, and the tablets that can hold the wanted rows."""
 
     schema: Schema
     partitioning: PartitionSchema
@@ -60,7 +61,7 @@ class _Chosen:
 
 
 class Plans:
-    """What a node answers to GetFlightInfo and DoAction. `addresses()` are those of the masters that it knows."""
+    """Answers GetFlightInfo and DoAction for a node. `addresses()`: those of the masters that the node knows."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class Plans:
         """The plan of a scan of a table, or of one tablet of this node.
 
         Raises:
-            Rejected: NOT_FOUND; SCHEMA_MISMATCH: there is no such column; INVALID_ARGUMENT.
+            Rejected: NOT_FOUND. SCHEMA_MISMATCH, there is no such column. INVALID_ARGUMENT.
             Retryable: the table is being created, or no master leads.
         """
         if command.tablet_id:
@@ -115,8 +116,9 @@ class Plans:
         return await self._masters.call(method, request)
 
     def _choose(self, answer: master_pb2.GetTableLocationsResponse, command: ScanCommand) -> _Chosen:
-        """What the command asks for, and the tablets that can hold it. Called in a thread, because conditions may be long
-        and tablets many."""
+        """Find what the command asks for, and the tablets that can hold it. Called in a thread, because
+        conditions may be long and tablets many.
+        """
         info = answer.table
         schema, partitioning = schema_from_pb(info.schema), partitioning_from_pb(info.partitioning)
         predicates = _predicates(command.where, schema)
@@ -138,7 +140,7 @@ class Plans:
         wanted = prune(partitioning, schema, predicates)
         if not there.keys() >= set(ordinals.values()):
             raise Retryable(
-                f"table {info.name}: only {len(there)} of {partitioning.tablets} tablets exist so far",
+                f"table {info.name}: only {len(there)} of {partitioning.tablets} tablets exist so far; try again",
                 code=Code.NOT_READY,
             )
         size = len(spec.to_json(schema))
@@ -158,7 +160,7 @@ class Plans:
         prepared: Mapping[bytes, int],
         cuts: Mapping[bytes, Sequence[bytes]],
     ) -> Planned:
-        """The plan with its tickets. Called in a thread."""
+        """Make the plan with its tickets. Called in a thread."""
         identity, schema, spec = self._description.identity, chosen.schema, chosen.spec
         scans = [
             (pb, part) for pb in chosen.tablets for part in parts(spec, schema, cuts.get(pb.tablet_id, ()))
@@ -227,8 +229,9 @@ class Plans:
 
 
 def parts(spec: ScanSpec, schema: Schema, cuts: Sequence[bytes]) -> list[ScanSpec]:
-    """A scan of a tablet, cut into scans of parts at these ascending keys. Parts that can hold no wanted row are left
-    out."""
+    """Cut the scan of a tablet at these ascending keys. Returns a scan for each part that can hold wanted
+    rows.
+    """
     if not cuts:
         return [spec]
     wanted = key_ranges(schema.key_column_ids, schema, spec.predicates)
@@ -241,7 +244,7 @@ def parts(spec: ScanSpec, schema: Schema, cuts: Sequence[bytes]) -> list[ScanSpe
 
 
 def _column_ids(names: Sequence[str], schema: Schema) -> tuple[int, ...]:
-    """The ids of these columns, whose names may be in any case; of all columns if none is named."""
+    """The ids of these columns, or of all columns if none is named. Names may be in any case."""
     found = [in_any_case(name, schema.by_name) for name in names]
     unknown = [name for name, known in zip(names, found) if known is None]
     if unknown:
@@ -250,7 +253,7 @@ def _column_ids(names: Sequence[str], schema: Schema) -> tuple[int, ...]:
             code=Code.SCHEMA_MISMATCH,
         )
     if len(set(found)) < len(found):
-        raise Rejected("a column is named twice")
+        raise Rejected("a column is named twice; name each once")
     return tuple(int(schema.by_name[name].id) for name in found if name is not None) or schema.column_ids
 
 
@@ -269,7 +272,11 @@ def _part(part: Partitioning) -> dict[str, Any]:
 
 
 def _staleness_us(max_staleness_ms: int, name: str, schema: Schema) -> int:
-    """A staleness in microseconds. Rejected: it is longer than the table's history."""
+    """A staleness in microseconds.
+
+    Raises:
+        Rejected: it is longer than the table's history.
+    """
     history_ms = schema.history_ms or HISTORY_DEFAULT_MS
     if max_staleness_ms > history_ms:
         raise Rejected(
@@ -279,8 +286,9 @@ def _staleness_us(max_staleness_ms: int, name: str, schema: Schema) -> int:
 
 
 def _flight_addresses(pb: master_pb2.TabletLocationsPB, *, followers_first: bool) -> tuple[str, ...]:
-    """Flight addresses of the replicas that have rows to serve. The leader's is the first one, or with `followers_first`
-    the last one."""
+    """Flight addresses of the replicas that have rows to serve. The leader's comes first, or last with
+    `followers_first`.
+    """
     voters = [r for r in pb.replicas if r.peer.member_type == common_pb2.VOTER and r.flight_address]
     voters.sort(key=lambda r: ((r.role != common_pb2.LEADER) != followers_first, not r.alive))
     return tuple(r.flight_address for r in voters)

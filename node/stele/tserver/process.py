@@ -1,7 +1,7 @@
 """A node or master as a process: signals, exit codes, memory settings. Called by the command line.
 
-Invariant: the process ends with one of the documented exit codes, and says why in one line. If it cannot
-continue, it ends within END_S; if it gets a signal to stop, within STOP_S, whatever its disk does. The system
+Invariant: the process ends with one of the documented exit codes, and says why in one line. It ends within
+END_S if it cannot continue, and within STOP_S after a signal to stop, whatever its disk does. The system
 releases the volume's lock once no thread of the process is left.
 """
 
@@ -56,7 +56,8 @@ def run_process(options: NodeOptions, extend: MakeExtension = NoExtension) -> in
 
 def end_process(code: int) -> NoReturn:
     """End at once, after `run_process` closed all that is ours. The interpreter's own exit would wait for
-    Flight's readers, and one of them may hang."""
+    Flight's readers, which may hang.
+    """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # nobody reads it any more
             stream.flush()
@@ -115,15 +116,18 @@ async def _end(node: Node, error: Exception) -> int:
 
 
 def _end_within(seconds: float, code: int) -> None:
-    """Exit with `code` after this long. Threads that wait for a disk that hangs, or that recover a long log,
-    keep the interpreter from ending. Work that is cut off here is recovered as after a crash."""
+    """Exit with `code` after this long, even if threads still run.
+
+    Threads that wait for a disk that hangs, or that recover a long log, keep the interpreter from ending.
+    Work that is cut off here is recovered as after a crash.
+    """
     at_last = threading.Timer(seconds, os._exit, (code,))
     at_last.daemon = True
     at_last.start()
 
 
 def exit_code(error: BaseException) -> int:
-    """Log the reason, once and in one line. Returns the exit code."""
+    """Log the reason for the end, once and in one line. Returns the exit code."""
     line = str(error.args[0]) if isinstance(error, SteleError) else str(error) or repr(error)
     lacking = _lacking(error)
     if lacking is not None and lacking.errno in NO_SPACE:
@@ -157,8 +161,9 @@ def _code_of(error: BaseException) -> int:
 
 
 def _lacking(error: BaseException | None) -> OSError | None:
-    """The error by which the system reported that it lacks space, a descriptor or memory. It may be the cause
-    of `error`."""
+    """The OSError or MemoryError that shows a lack of space, descriptors or memory. It may be the cause of
+    `error`.
+    """
     while error is not None:
         if isinstance(error, OSError) and error.errno in (*NO_SPACE, *NO_MEANS):
             return error

@@ -1,16 +1,16 @@
-"""The node's side of quiet groups: idle Raft groups that exchange no heartbeats (CockroachDB calls them quiescent).
+"""The node's side of quiet groups: idle Raft groups that exchange no heartbeats (CockroachDB calls them
+quiescent).
 
-Owned by the messenger; called at each tick and for what comes in from other nodes. See stele.consensus.quiet.
+Owned by the messenger; called at each tick and for messages of other nodes. See stele.consensus.quiet.
 
 Instead of one heartbeat per group, two nodes exchange one ping. A ping shows that the node lives, but not
 that each replica does. A replica that FAILED, or is gone, would leave the others at rest without a leader. So
 a ping carries a digest of the groups that rest at both ends. If the digests differ for an election timeout,
-one node asks about each group, and wakes those that do not rest at the other.
+one node asks about each group. It wakes the groups that do not rest at the other node.
 
 Invariant: a replica rests only while the nodes of all its peers were heard within an election timeout. Each
-of them must say that its own replica rests in the same term. A change is noticed after the time that the
-question above takes, at worst. However much other nodes ask, one tick handles one slice of it, and the nodes
-take turns.
+of them must say that its own replica rests in the same term. At worst a change is noticed after the time that
+this question takes. However much other nodes ask, one tick handles one slice of it, and the nodes take turns.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ASKED_MAX = 16_384
 _SLICE = 2_048
 """How many groups of a question or an answer one tick handles: a few milliseconds of work."""
 _SLICES_MAX = 64
-"""The most slices that wait from one node. Further ones are dropped, and their sender asks again."""
+"""The most slices that wait from one node. Further ones are dropped; the node that sent them asks again."""
 _U64 = (1 << 64) - 1
 _ODD = 0x9E3779B97F4A7C15
 
@@ -58,15 +58,19 @@ class _Rest:
 
 @dataclass(slots=True)
 class _Shared:
-    """For one other node: the replicas at rest here whose groups have a replica there, too; the sum of their
-    digests."""
+    """The replicas at rest here whose groups have a replica on one other node, too; and the sum of their
+    digests.
+    """
 
     keys: dict[StreamKey, None] = field(default_factory=dict)
     digest: int = 0
 
 
 class QuietGroups:
-    """`ping(node_id, resting)` tells a node that this one lives, and which replicas rest here."""
+    """The groups at rest of one node.
+
+    `ping(node_id, resting)` tells another node that this node lives, and which replicas rest here.
+    """
 
     def __init__(
         self,
@@ -101,7 +105,7 @@ class QuietGroups:
         return len(self._resting)
 
     def heard(self, node_id: NodeId) -> None:
-        """Messages from a node have come in."""
+        """Note that messages from a node have come in."""
         self._heard_ms[node_id] = self._now_ms
         # Any name may be in a message. A live node that is dropped here is back with its next message.
         if len(self._heard_ms) > bounds.PEERS_HEARD_MAX:
@@ -161,11 +165,13 @@ class QuietGroups:
             self._wake_groups(node_id, groups)
 
     def lost(self, node_id: NodeId) -> None:
-        """The connection to a node was reset: the node counts as not heard."""
+        """Count the node as not heard: its connection was reset."""
         self._heard_ms.pop(node_id, None)
 
     def tick(self, now_ms: int) -> None:
-        """Time has passed."""
+        """Take the node's time. Handle a slice of questions, send pings, wake replicas whose peers fell
+        silent, and let idle groups rest.
+        """
         self._now_ms = now_ms
         self._work_on_what_was_said()
         if now_ms >= self._ping_due_ms:
@@ -191,7 +197,7 @@ class QuietGroups:
             shared.digest = (shared.digest + digest) & _U64
 
     def woken(self, key: StreamKey) -> None:
-        """A replica no longer rests. Nothing happens if it did not rest."""
+        """Note that a replica no longer rests. Does nothing if it did not rest."""
         rest = self._resting.pop(key, None)
         if rest is None:
             return
@@ -257,8 +263,9 @@ class QuietGroups:
             self._once.tell(log.info, event, node_id, "awake", peer_node=node_id, groups=woken)
 
     def _rests_here(self, group: bytes, node_id: NodeId) -> Replica | None:
-        """This node's replica of a group that rests and has a peer on the other node. None if it does not
-        rest, or has no peer there."""
+        """This node's replica of a group that rests and has a peer on the other node. None: it does not rest,
+        or has no peer there.
+        """
         key = self._by_group.get(group)
         if key is None or node_id not in self._resting[key].nodes:
             return None
@@ -269,6 +276,6 @@ class QuietGroups:
 
 
 def _groups(data: bytes) -> list[bytes]:
-    """The groups of a question or an answer. Bytes at the end that are no whole group are ignored."""
+    """The groups of a question or an answer. Ignores bytes at the end that are no whole group."""
     size = _GROUP.size
     return [data[at : at + size] for at in range(0, len(data) - size + 1, size)]

@@ -1,7 +1,7 @@
 """Point reads and checksums on a replica's views.
 
-A few keys are looked up on the event loop if all that they need is in memory. Passing them to a thread costs more. All
-else is worked out in threads. The caller makes sure that the snapshot is complete.
+A few keys are looked up on the event loop if all that they need is in memory. Passing them to a thread would
+cost more. All other reads run in threads. The caller makes sure that the snapshot is complete.
 
 Invariant: a point read takes a bounded share of a thread, and some hundred microseconds of the loop at most.
 """
@@ -34,7 +34,9 @@ _BRIEF_KEYS_MAX, _BRIEF_VALUES_MAX, _BRIEF_BYTES_MAX = 32, 512, 1_024
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _NEWER_RETRY_MS = 20
 _FRESH_WAIT_MS = 1_000
-"""How long a follower waits until it has applied what its leader says, if its reader does not say."""
+"""How long a follower waits until it has applied the index that its leader names, if its reader gives no
+time.
+"""
 VALUES_MAX = 65_536
 """The most keys times columns of one point read."""
 KEYS_MAX = 1_024
@@ -50,19 +52,24 @@ async def point_read(
     in_thread: InThread,
     until: float,
 ) -> tuple[bytes, list[int]]:
-    """(an Arrow IPC stream of the rows with these keys, in key order; for each row: which of the keys it has).
+    """Read the rows with these keys.
 
-    `keys`: an Arrow IPC record batch message. Gives up at `until` by the event loop's clock; the caller then tries again.
+    Returns an Arrow IPC stream of the rows, in key order. Also returns for each row which of the keys it has.
+
+    `keys`: an Arrow IPC record batch message. Gives up at `until` by the event loop's clock; the caller then
+    tries again.
 
     Raises:
-        Rejected: keys that are not a record batch; unknown columns; SNAPSHOT_TOO_OLD; TOO_LARGE, more than KEYS_MAX keys, or
-            more columns than a table has.
+        Rejected: keys that are not a record batch; unknown columns; SNAPSHOT_TOO_OLD; TOO_LARGE, more than
+            KEYS_MAX keys, or more columns than a table has.
         Retryable: TIMED_OUT, no thread was free in time.
     """
     machine = store_of(replica)
     schema = machine.schema
     if len(column_ids) > COLUMNS_MAX:
-        raise Rejected(f"{len(column_ids)} columns in one read; at most {COLUMNS_MAX}", code=Code.TOO_LARGE)
+        raise Rejected(
+            f"{len(column_ids)} columns in one read; at most {COLUMNS_MAX}; name fewer", code=Code.TOO_LARGE
+        )
     if len(set(column_ids)) != len(column_ids):
         raise Rejected("read: a column is named twice; name each once")
     columns = len(column_ids) or len(schema.columns)
@@ -114,9 +121,9 @@ async def point_read(
 
 
 async def fresh_since(replica: Replica, request: tserver_pb2.ReadRequest | tserver_pb2.KvRequest) -> int:
-    """For a read at a follower: a time of the node's steady clock. All that was acknowledged before it is applied here.
+    """Return a time such that all that was acknowledged before it is applied here, for a read at a follower.
 
-    The time is not older than the request allows.
+    It is a time of the node's steady clock, and not older than the request allows.
 
     Raises:
         Retryable: SNAPSHOT_NOT_READY, TIMED_OUT, NOT_LEADER: ask another replica.
@@ -132,7 +139,9 @@ async def fresh_since(replica: Replica, request: tserver_pb2.ReadRequest | tserv
 
 
 def stream_of(rows: pa.RecordBatch) -> bytes:
-    """An Arrow IPC stream of one batch, as Arrow's own writer makes it at twice the cost."""
+    """An Arrow IPC stream of one batch. Its bytes are those of Arrow's own writer, which would take twice as
+    long.
+    """
     return b"".join((rows.schema.serialize(), rows.serialize(), _STREAM_END))
 
 
@@ -155,7 +164,7 @@ def store_of(replica: Replica) -> TabletStore:
     """The rows of a table's replica.
 
     Raises:
-        Retryable: NOT_LEADER, it holds none.
+        Retryable: NOT_LEADER, the replica holds no rows.
     """
     machine = replica.machine
     if not isinstance(machine, TabletStore):
@@ -166,7 +175,8 @@ def store_of(replica: Replica) -> TabletStore:
 def check_incarnation(replica: Replica, incarnation: int, *, exact: bool = False) -> None:
     """Refuse a request for another incarnation of a tablet.
 
-    0 means any, because programs of release 0.1.0 do not tell it. With `exact`, 0 means a tablet that was never recovered.
+    0 means any incarnation, because programs of release 0.1.0 send none. With `exact`, 0 means a tablet that
+    was never recovered.
 
     Raises:
         Rejected: STALE_INCARNATION.
@@ -184,7 +194,7 @@ def check_tablet(replica: Replica, kind: str, incarnation: int) -> None:
     """Refuse a request for another kind of tablet, or for another incarnation of it (0: any).
 
     Raises:
-        Rejected: STALE_INCARNATION; INVALID_ARGUMENT for the kind.
+        Rejected: STALE_INCARNATION. INVALID_ARGUMENT, the tablet is of another kind.
     """
     check_incarnation(replica, incarnation)
     superblock = replica.standing.superblock
@@ -213,7 +223,7 @@ def key_space_of(replica: Replica) -> KeySpace:
     """The pairs of a key space's replica.
 
     Raises:
-        Retryable: NOT_LEADER, it holds none.
+        Retryable: NOT_LEADER, the replica holds no pairs.
     """
     machine = replica.machine
     if not isinstance(machine, KeySpace):

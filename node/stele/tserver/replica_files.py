@@ -27,12 +27,12 @@ from stele.tablet.files import NO_MEANS
 from stele.wal.log import Log
 
 _LOG_LOOK_S = 0.5
-"""How often a wait for the log looks whether the log has failed."""
+"""How often a wait for the log checks whether the log has failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A replica on the volume. `superblock` None: it cannot be read, and `error` says why."""
+    """A replica found on the volume. `superblock` None: it cannot be read, and `error` says why."""
 
     key: StreamKey
     superblock: Superblock | None
@@ -56,7 +56,8 @@ class ReplicaFiles:
         return int(self._log.room_bytes())
 
     async def scan(self) -> list[Found]:
-        """All replicas on the volume, tombstones too. Directories that never came to hold a replica are removed.
+        """List all replicas on the volume, tombstones too. Removes directories in which no replica was ever
+        completed.
 
         Raises:
             Rejected: UNSUPPORTED_VERSION, a later release wrote a superblock.
@@ -122,7 +123,7 @@ class ReplicaFiles:
         """Make a replica that has stopped the only voter of its tablet; on return it survives power loss.
 
         Raises:
-            as the log's appends, and Corrupt: IO_ERROR, the log has failed.
+            SteleError: as the log's appends. Corrupt: IO_ERROR, the log has failed.
         """
         block = with_incarnation(superblock, order)
         await self._host.in_thread(write_superblock, self.replica_directory(order.key), block)
@@ -131,11 +132,11 @@ class ReplicaFiles:
         await self._log_done(lambda done: make_sole_voter(stream, node_id, address, order, done))
 
     async def superblock(self, key: StreamKey) -> Superblock:
-        """What the disk says of a replica that is there. Raises what `read_superblock` raises."""
+        """Read the superblock of a replica on the volume. Raises the errors of `read_superblock`."""
         return await self._host.in_thread(read_superblock, self.replica_directory(key))
 
     async def tombstone(self, superblock: Superblock) -> None:
-        """Remove all of a replica but its vote and its superblock, which is this tombstone."""
+        """Remove all of a replica except its vote and its superblock, which becomes this tombstone."""
         await self._host.in_thread(write_superblock, self.replica_directory(superblock.key), superblock)
         await self.bury(superblock.key)
 
@@ -154,7 +155,7 @@ class ReplicaFiles:
                 await self._log_done(lambda done: self._log.tombstone(key, done))
 
     async def erase(self, key: StreamKey) -> None:
-        """Remove a replica for good, whatever is left of it."""
+        """Remove a replica for good, and all that is left of it."""
         directory = self.replica_directory(key)
         debris = Superblock(key.tablet_id, key.replica_id, TableId(""), "", "", DataState.COPYING)
 

@@ -1,10 +1,11 @@
 """Starts replicas that are on the volume, and tries again where the system lacks a resource for the moment.
 
 A replica for which the system has no descriptor or memory is not damaged: it is started again, with growing
-pauses. While it does not run, its tablet has one replica less. Nobody heals it, since the node answers
-heartbeats. So after LACKING_MS the node ends, and is healed like a silent one.
+pauses. While it does not run, its tablet has one replica less. Nobody heals the tablet, since the node
+answers heartbeats. So after LACKING_MS the node ends, and its tablets are healed like those of a silent node.
 
-Invariant: a replica is known to `Replicas` before it is started, and listeners hear of it once it has started.
+Invariant: a replica is known to `Replicas` before it is started, and listeners hear of it once it has
+started.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ log = structlog.get_logger("stele.tserver")
 LACKING_MS = 60_000
 """How long a replica may wait for resources of the system."""
 _AGAIN_S = (0.5, 15.0)
-"""Pauses before a replica is started again: the first one, and the longest."""
+"""The first pause before a replica is started again, and the longest one."""
 _OPEN_AT_ONCE = 8
 
 
@@ -59,12 +60,15 @@ class ReplicaStarter:
         await asyncio.gather(*self._waiting, return_exceptions=True)
 
     def add_failed(self, key: StreamKey, error: str) -> None:
-        """Register a replica whose superblock cannot be read as FAILED. It may have voted, and a driver
-        replaces it."""
+        """Register a replica whose superblock cannot be read as FAILED. It may have voted. A driver replaces
+        it.
+        """
         self._add(Superblock(key.tablet_id, key.replica_id, TableId(""), "", "", DataState.READY)).fail(error)
 
     async def start(self, superblock: Superblock) -> None:
-        """Start a replica in its data state. If the system lacks a resource, return, and start it later."""
+        """Start a replica in its data state. If the system lacks a resource, return at once, and start the
+        replica later.
+        """
         replica = self._add(superblock)
         try:
             await self._start(replica)
@@ -74,7 +78,7 @@ class ReplicaStarter:
             task.add_done_callback(self._waiting.discard)
 
     async def rows_arrived(self, replica: Replica, superblock: Superblock) -> None:
-        """The store of a running witness is in place: open it, and tell the listeners."""
+        """Open the store that a running witness has received, and tell the listeners."""
         directory = self._files.replica_directory(superblock.key)
         machine = await self._host.in_thread(
             open_machine, superblock, directory, STORE, self._host.cluster_version

@@ -44,7 +44,7 @@ class Replicas:
         self._alone: dict[bytes, Replica] = {}
         self._routes: dict[tuple[bytes, int], Replica] = {}
         self.route = self._routes.get
-        """The replica that a message to (tablet, replica_id) is for, None if it is not here."""
+        """The replica that gets a message to (tablet, replica_id); None if it is not here."""
         self._listeners: list[ReplicaListener] = []
         self._tombstones: dict[StreamKey, Superblock] = {}
         self._copies: dict[StreamKey, TabletCopy] = {}
@@ -81,9 +81,10 @@ class Replicas:
         return tuple(self._awake.values())
 
     def stirring(self) -> Callable[[], Mapping[StreamKey, Replica]]:
-        """Make a function that gives the replicas that were awake at any time since its last call; at first, all.
+        """Make a function that returns the replicas that were awake at any time since its last call. The
+        first call returns all.
 
-        A replica that is at rest all the time does not change, so nobody need look at it.
+        A replica that rests all the time does not change, so nobody need look at it.
         """
         number = len(self._noted)
         self._noted.append(dict(self._by_key))
@@ -103,7 +104,9 @@ class Replicas:
         return self._by_key.get(key)
 
     def current(self, tablet_id: str) -> Replica | None:
-        """The replica of a tablet that is here: the one with the highest replica_id, FAILED ones last."""
+        """The replica of a tablet that is here. Of several, the one with the highest replica_id, FAILED ones
+        last.
+        """
         here = self._by_tablet.get(tablet_id)
         return max(here.values(), key=_rank) if here else None
 
@@ -127,7 +130,11 @@ class Replicas:
         raise Rejected(f"tablet {tablet_id[:8]} is not on this node; ask the masters", code=Code.NOT_FOUND)
 
     def of_request(self, tablet: bytes) -> Replica:
-        """As `for_client`, by the id that a request carries. Raises also Rejected: INVALID_ARGUMENT if that is none."""
+        """As `for_client`, by the id that a request carries.
+
+        Raises:
+            As `for_client`, and Rejected: INVALID_ARGUMENT, it carries no id.
+        """
         self._refuse_if_fenced()
         replica = self._alone.get(tablet) or self.get(id_from_pb(tablet))
         if self._withdrawn:
@@ -195,12 +202,12 @@ class Replicas:
             noted[key] = replica
 
     def peer_node_failed(self, node_id: NodeId) -> None:
-        """The connection to a node was reset."""
+        """Tell the replicas that the connection to a node was reset."""
         for replica in self._by_key.values():
             replica.peer_node_failed(node_id)
 
     def fit_to_lead(self, fit: bool) -> None:
-        """Tell the replicas whether this node's clock is right: if not, they do not stand for election."""
+        """Tell the replicas whether this node's clock is right. If not, they do not stand for election."""
         for replica in self._by_key.values():
             replica.fit_to_lead(fit)
 
@@ -213,8 +220,11 @@ class Replicas:
         self._withdrawn = table_ids
 
     async def hand_over_leadership(self, timeout_s: float, *, to_any: bool = False) -> None:
-        """Give all leaderships away; keep those that nobody takes in time. `to_any`: if the most advanced
-        voter does not take one over, perhaps because it is unfit itself, ask the other voters too."""
+        """Hand all leaderships over, and keep those that nobody takes in time.
+
+        `to_any`: if the most advanced voter does not take one over, ask the other voters too. That voter may
+        itself be unfit to lead.
+        """
 
         async def hand_over(replica: Replica) -> None:
             others = [p.replica_id for p in replica.config.voters if p.replica_id != replica.replica_id]
@@ -234,8 +244,9 @@ class Replicas:
         await asyncio.gather(*(hand_over(r) for r in leaders))
 
     def leads(self) -> Counter[NodeId]:
-        """How many tablets each node leads, as far as the replicas here know. A tablet that is being handed over counts for its
-        next leader."""
+        """How many tablets each node leads, as far as the replicas here know. A tablet that is being handed
+        over counts for its next leader.
+        """
         known: Counter[NodeId] = Counter(self._heirs.values())
         for replica in self._by_key.values():
             leader = replica.leader_peer()
@@ -313,7 +324,9 @@ class Replicas:
         self._copies[key] = copy
 
     def gone(self, key: StreamKey, tombstone: Superblock | None) -> None:
-        """Remove the replica and its copy from the register; all that may be left is `tombstone`."""
+        """Remove the replica and its copy from the register. `tombstone`: what is left of the replica, or
+        None.
+        """
         if tombstone is not None:
             self.bury(tombstone)
         else:
@@ -338,7 +351,7 @@ class Replicas:
             self._alone.pop(bytes.fromhex(tablet_id), None)
 
     def started(self, replica: Replica) -> None:
-        """A replica has started: tell the listeners."""
+        """Tell the listeners that a replica has started."""
         for listener in self._listeners:
             listener(replica)
 

@@ -1,5 +1,4 @@
-"""What a node reports to the masters about its replicas: ReplicaStatusPB of started replicas, tombstones and
-copies.
+"""Makes a node's reports to the masters: a ReplicaStatusPB for each started replica, tombstone and copy.
 
 Invariant: a replica that was reported once is reported until the masters know that it is gone.
 """
@@ -44,7 +43,7 @@ def copy_progress(copy: TabletCopy) -> common_pb2.CopyProgressPB:
 
 
 def report_one(replicas: Replicas, key: StreamKey) -> common_pb2.ReplicaStatusPB | None:
-    """The report of one replica; None: it is not here (any more)."""
+    """The report of one replica. None: it is not here, or not any more."""
     replica = replicas.by_key(key)
     copy = replicas.copies.get(key)
     if replica is not None:

@@ -1,4 +1,4 @@
-"""Scans over Arrow Flight: what the Flight server asks of a node, on threads of its own.
+"""Scans over Arrow Flight: answers what the Flight server asks of a node, on the server's own threads.
 
 The event loop only waits for a complete snapshot and hands out the view; Flight's thread reads the rows.
 Invariant: rows come from one immutable view, a damaged replica serves no rows, and scans use a bounded share
@@ -34,7 +34,9 @@ from stele.tserver.threads import on_loop
 
 _PLAN_TIMEOUT_S = 11.0
 _TOLD_UNITS = 64
-"""A scan's load is passed to the event loop in portions of at least this many units, because each takes a turn of it."""
+"""A scan's load is passed to the event loop in portions of at least this many units. Each portion takes a
+turn of the loop.
+"""
 Plan = Callable[[ScanCommand], Coroutine[Any, Any, Planned]]
 
 
@@ -73,7 +75,7 @@ class Scans:
             raise Retryable(f"this replica is damaged: {exc}; ask another", code=Code.NOT_LEADER) from exc
 
     def _counted(self, replica: Replica, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same batches, which count for the load of their replica."""
+        """Yield the same batches, and count them for the load of their replica."""
         units = 1
         try:
             with contextlib.closing(rows):  # type: ignore[type-var]  # a generator
@@ -108,11 +110,11 @@ class Scans:
 
 
 def _spec(ticket: Ticket, schema: Schema) -> ScanSpec:
-    """The scan of a ticket. One of an older schema is read by column ids.
+    """The scan that a ticket describes. A ticket of an older schema is read by column ids.
 
     Raises:
-        Rejected: SCHEMA_MISMATCH: it names no columns, so its reader expects those of its own schema; or one of
-            its columns was dropped.
+        Rejected: SCHEMA_MISMATCH. The ticket names no columns, so its reader expects those of its own schema;
+            or one of its columns was dropped.
     """
     if ticket.schema_version == schema.version:
         return ticket.spec(schema)
@@ -131,14 +133,14 @@ def _spec(ticket: Ticket, schema: Schema) -> ScanSpec:
 
 
 def _with_key(spec: ScanSpec, schema: Schema) -> ScanSpec:
-    """The same scan in key order, with all key columns; missing ones are added after the others."""
+    """The same scan in key order, with all key columns. Missing key columns are added after the others."""
     wanted = spec.column_ids or schema.column_ids
     extra = tuple(int(c.id) for c in schema.key_columns if c.id not in wanted)
     return replace(spec, column_ids=(*wanted, *extra), ordered=True)
 
 
 def _resumable(rows: Iterator[pa.RecordBatch], schema: Schema, wanted: int) -> Iterator[Rows]:
-    """Each batch, cut to its first `wanted` columns, with the least key that can follow its last row."""
+    """Yield each batch, cut to its first `wanted` columns, with the least key that can follow its last row."""
     with contextlib.closing(rows):  # type: ignore[type-var]  # a generator
         for batch in rows:
             if not batch.num_rows:
@@ -152,8 +154,8 @@ def table_of(replica: Replica) -> TabletStore:
     """The rows of a replica.
 
     Raises:
-        Rejected: it is no replica of a table.
-        Retryable: it does not serve now.
+        Rejected: the replica is not of a table.
+        Retryable: the replica does not serve now.
     """
     if replica.superblock.kind != "table":
         raise Rejected(

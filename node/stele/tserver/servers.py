@@ -1,8 +1,8 @@
 """The servers of a node: gRPC, the streams beside it, Flight and HTTP. services.py makes the services behind
 them.
 
-Owns the ports; decides nothing. Invariant: gRPC is served last, when every other port is known, because a
-hello carries all ports.
+Owns the ports; decides nothing. Invariant: gRPC begins to listen last, when every other port is known,
+because its hello carries all ports.
 """
 
 from __future__ import annotations

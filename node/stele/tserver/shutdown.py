@@ -33,7 +33,7 @@ class Shutdown:
         return self._hand_over and not self.failed.done()
 
     def begin(self, *, hand_over: bool) -> bool:
-        """Record the order to stop. False if there was one before."""
+        """Record the order to stop. Returns False if there was one before."""
         if self._stopping:
             return False
         self._stopping, self._hand_over = True, hand_over

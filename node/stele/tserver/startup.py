@@ -1,11 +1,11 @@
-"""Takes a node from an opened volume to running replicas: the masters' answer on the volume, the replicas,
-the first catalog, maintenance.
+"""Takes a node from an opened volume to running replicas: waits for the masters' answer on the volume, then
+begins the replicas, the first catalog and maintenance.
 
 Runs in the background while the node already answers probes; requests for replicas get NOT_READY meanwhile.
 
 Invariant: no replica votes or acknowledges anything before the masters had their chance to refuse an older
-copy of the volume. A start that they refuse ends the node. Before that, their answer is written to the
-volume, if the disk allows it.
+copy of the volume. If they refuse, the node ends. Their answer is written to the volume first, if the disk
+allows it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ ADMISSION_S = 3.0
 """How long a start waits for the masters' answer on its volume. Tablets must come back even when no master
 answers."""
 ACCEPTED_S = 60.0
-"""How long a volume that an administrator took back still reports that, once it is admitted. By then each master has
-recorded what the volume reports."""
+"""How long a volume that an administrator took back still reports so after it is admitted. By then each
+master has recorded what the volume reports.
+"""
 
 
 class Startup:
@@ -146,10 +147,10 @@ class Startup:
             self._shutdown.fail(volume_old(self._volume.directory, why) if refusal.condemned else stale)
 
     async def _note(self, refusal: Refusal) -> None:
-        """Write what the next start needs to know.
+        """Write what the next start needs to know of the masters' refusal.
 
         The refused start was an older copy, or ran beside another start, or another process used this node's
-        name. So the next start gets a number above all that the masters have heard, and is judged by its log
+        name. So the next start gets a number above all that the masters have heard. It is judged by its log
         alone.
         """
         record = self._volume.record

@@ -1,7 +1,8 @@
-"""The actions on tables that Flight clients may ask for: list, create, alter and drop. Bodies and results are JSON (docs/flight.md).
+"""The actions on tables that Flight clients may ask for: list, create, alter and drop. Bodies and results are
+JSON (docs/flight.md).
 
-Used by plans.py. Asks the leading master, which decides everything. Invariant: an action that is asked for twice because its
-answer was lost changes nothing twice.
+Used by plans.py. Asks the leading master, which decides everything. Invariant: a client whose answer was lost
+may repeat an action; the repetition changes nothing more.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ Answer = dict[str, Any]
 
 _DROP_WAIT_S = 5.0
 _WAIT_S = 8.0
-"""How long to wait until the tablets of a new table have leaders, or those of an altered one have the change."""
+"""How long to wait until all tablets of a new table have leaders, or all those of an altered one have the
+change.
+"""
 _LOOK_S = 0.2
 _BUCKETS_MAX = 100_000
 _TEXTS = ("rename_to", "owner", "comment")
@@ -55,8 +58,8 @@ class TableActions:
 
         Raises:
             Rejected: there is no such action, the body does not fit it, or the masters refuse it.
-            Retryable: no master leads; NOT_READY: a table was created, but has no leaders yet, or was altered, but not all its
-                tablets have the change.
+            Retryable: no master leads. NOT_READY, a new table has no leaders yet, or not all tablets have a
+                change yet.
         """
         action = self._actions.get(name)
         if action is None:
@@ -74,7 +77,11 @@ class TableActions:
             raise Rejected(f"action {name}: {exc}") from exc
 
     async def locations(self, table: str) -> master_pb2.GetTableLocationsResponse:
-        """A table and where its tablets are. Raises Rejected: NOT_FOUND."""
+        """A table and the places of its tablets.
+
+        Raises:
+            Rejected: NOT_FOUND.
+        """
         return await self._located(master_pb2.GetTableLocationsRequest(name=table), table)
 
     async def _located(
@@ -131,16 +138,18 @@ class TableActions:
             if time.monotonic() > until:
                 raise Retryable(
                     f"table {name} was created, but only {info.tablets_running} of {info.tablets} tablets have a "
-                    "leader so far",
+                    "leader so far; repeat the request to wait longer",
                     code=Code.NOT_READY,
                 )
             await asyncio.sleep(_LOOK_S)
 
     async def _alter(self, body: Any) -> Answer:
-        """Change columns, history, notes or the name of a table, as for any client. Wait until each of its tablets has the change.
+        """Change columns, history, notes or the name of a table. Wait until each of its tablets has the
+        change.
 
         A request with an `alter_id` that was used before changes nothing, and only waits. If the table was
-        renamed, it must give its `table_id`."""
+        renamed, such a request must give its `table_id`.
+        """
         fields = Fields(body, _OF_ALTER)
         name, given = fields.text("table", required=True), {each: fields.text(each) for each in _TEXTS}
         steps: list[Step] = [DropColumn(each) for each in fields.texts("drop")]
@@ -170,7 +179,7 @@ class TableActions:
                 return {"table_id": table_id}
             if time.monotonic() > until:
                 raise Retryable(
-                    f"table {info.name} is altered, but not all its tablets have the change so far; the change continues",
+                    f"table {info.name} is altered, but not all its tablets have the change so far; repeat the request to wait longer",
                     code=Code.NOT_READY,
                 )
             await asyncio.sleep(_LOOK_S)
@@ -178,8 +187,9 @@ class TableActions:
     async def _drop(self, body: Any) -> Answer:
         """Drop a table so that it can be recalled.
 
-        A request with a `drop_id` that was used before drops nothing, and only waits. It must give the `table_id`, since the name is
-        free then."""
+        A request with a `drop_id` that was used before drops nothing, and only waits. It must give the
+        `table_id`, since another table may have the name by then.
+        """
         fields = Fields(body, ("table", "table_id", "drop_id"))
         name = fields.text("table", required=True)
         table_id, drop_id = _id(fields, "table_id"), _id(fields, "drop_id")
@@ -193,14 +203,15 @@ class TableActions:
         answer = await self._ask("DropTable", request)
         if answer.unreached:
             raise Retryable(
-                f"{name} is dropped, but {', '.join(answer.unreached[:3])} did not answer and may still serve it",
+                f"{name} is dropped, but {', '.join(answer.unreached[:3])} did not answer and may still serve it; "
+                "repeat the request to wait longer",
                 code=Code.UNKNOWN_OUTCOME,
             )
         return {"table_id": table_id}
 
 
 def _id(fields: Fields, name: str) -> str:
-    """An id; "" if it is absent."""
+    """The id under this name in the body; "" if it is absent."""
     found = fields.text(name)
     if found and not is_id(found):
         fields.fault(name, found, "32 hex digits")

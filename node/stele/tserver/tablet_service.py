@@ -62,10 +62,11 @@ _KV_OPS = {pb.KV_REPLACE: KeyOp.REPLACE, pb.KV_INSERT: KeyOp.INSERT, pb.KV_DELET
 
 
 class TabletService(TabletServerServiceServicer):
-    """Served by every node and master. `in_read_thread` does a point read, `status` describes the node.
-    `cluster_version`: the finalized one; 0: not heard yet.
-    `make_streams(answers)` makes the handler of clients' streams; this class answers their requests, as
-    `stele.rpc.client_stream.Answers`.
+    """Served by every node and master.
+
+    `in_read_thread` does a point read, `status` describes the node. `cluster_version`: the finalized one; 0:
+    not heard yet. `make_streams(answers)` makes the handler of clients' streams. This class answers their
+    requests, as `stele.rpc.client_stream.Answers`.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class TabletService(TabletServerServiceServicer):
     # --- stele.rpc.client_stream.Answers
 
     async def answer(self, request: pb.ClientRequest) -> pb.ClientResponse:
-        """One request of a client stream, other than a write."""
+        """Answer a request of a client stream that is no write."""
         match request.WhichOneof("body"):
             case "read":
                 return pb.ClientResponse(read=await self._read(request.read))
@@ -150,7 +151,7 @@ class TabletService(TabletServerServiceServicer):
         return early or future
 
     def end_write(self, outcome: Outcome) -> pb.WriteResponse:
-        """The answer to a write with this outcome."""
+        """Make the answer to a write with this outcome."""
         if (error := outcome.error()) is not None:
             raise error
         response = pb.WriteResponse(timestamp=outcome.timestamp)
@@ -162,7 +163,7 @@ class TabletService(TabletServerServiceServicer):
         return response
 
     async def _read(self, request: pb.ReadRequest) -> pb.ReadResponse:
-        """Rows by whole key, at a snapshot or at the latest one."""
+        """Read rows by whole key, at a snapshot or at the latest one."""
         replica = self._replicas.of_request(request.tablet_id)
         check_tablet(replica, "table", request.tablet_incarnation)
         refuse_newer(store_of(replica), request.schema_version)
@@ -194,7 +195,7 @@ class TabletService(TabletServerServiceServicer):
         return response
 
     async def _kv(self, request: pb.KvRequest) -> pb.KvResponse:
-        """One operation on a key space."""
+        """Carry out one operation on a key space."""
         replica = self._replicas.of_request(request.tablet_id)
         check_tablet(replica, "keyspace", request.tablet_incarnation)
         if request.op in (pb.KV_READ, pb.KV_LIST):
@@ -261,9 +262,9 @@ class TabletService(TabletServerServiceServicer):
         *,
         is_new: bool,
     ) -> Outcome:
-        """Claim the keys and propose. A later caller that changes one of them meanwhile gets an error.
+        """Claim the keys and propose. Meanwhile another caller that changes one of them gets an error.
 
-        A retry of an unfinished write finds its own claim: it gets CHANGE_IN_PROGRESS and tries again.
+        A retry of an unfinished write finds its own claim. It gets CHANGE_IN_PROGRESS and tries again.
         """
         machine = key_space_of(replica)
         inserts = [o for o in operations if o.op is KeyOp.INSERT]
@@ -295,7 +296,7 @@ class TabletService(TabletServerServiceServicer):
         unfinished writes. Returns whether the tablet does not know its client id.
 
         Once such an id expired, ids made by correct clocks would be refused as too old. An id that the tablet
-        knows passes: a leader with another clock may have taken it.
+        knows passes, because a leader with another clock may have taken it.
         """
         machine = replica.machine
         if machine is None:
@@ -307,7 +308,7 @@ class TabletService(TabletServerServiceServicer):
         return is_new
 
     def _check_made(self, what: str, made_us: int, replica: Replica) -> None:
-        """Refuse what was made by a clock far ahead."""
+        """Refuse a client id that was made by a clock far ahead."""
         wall_us, error_us = self._wall_clock.read(), replica.options.clock_error_max_ms * 1_000
         wait_us = made_us - wall_us - error_us
         if wait_us > 0:
@@ -325,19 +326,19 @@ class TabletService(TabletServerServiceServicer):
     # --- unary calls
 
     async def OpenClientStream(self, request: common_pb2.OpenStreamRequest, context: Any) -> Any:
-        """Where a client's requests go, and the key to begin with."""
+        """Tell a client where its requests go, and the key to begin with."""
         return self._streams.introduce(request)
 
     async def ListTablets(self, request: pb.ListTabletsRequest, context: Any) -> pb.ListTabletsResponse:
-        """Every replica here."""
+        """List every replica here."""
         return pb.ListTabletsResponse(replicas=all_reports(self._replicas))
 
     async def GetNodeStatus(self, request: pb.GetNodeStatusRequest, context: Any) -> pb.GetNodeStatusResponse:
-        """The node itself."""
+        """Describe the node itself."""
         return self._status()
 
     async def Checksum(self, request: pb.ChecksumRequest, context: Any) -> pb.ChecksumResponse:
-        """Checksum of a tablet's rows and exactly-once state; of a dropped table, too."""
+        """Compute the checksum of a tablet's rows and exactly-once state; of a dropped table, too."""
         replica = self._replicas.get(id_from_pb(request.tablet_id))
         check_incarnation(replica, request.tablet_incarnation)
         if request.snapshot:
@@ -358,8 +359,9 @@ class TabletService(TabletServerServiceServicer):
     async def PrepareSnapshot(
         self, request: pb.PrepareSnapshotRequest, context: Any
     ) -> pb.PrepareSnapshotResponse:
-        """Make a snapshot ready in many tablets. One that cannot be prepared says why; the others are prepared all
-        the same."""
+        """Make a snapshot ready in many tablets. If one tablet fails, its answer says why, and the others are
+        prepared all the same.
+        """
         if not request.snapshot:
             raise Rejected("prepare: the snapshot is 0; expected a hybrid time")
         wanted = dict.fromkeys(request.tablet_ids)
@@ -386,7 +388,9 @@ class TabletService(TabletServerServiceServicer):
         return pb.PreparedTabletPB(tablet_id=tablet_id, index=index, tablet_incarnation=incarnation)
 
     async def SplitKeys(self, request: pb.SplitKeysRequest, context: Any) -> pb.SplitKeysResponse:
-        """Keys that cut a tablet into parts of about the same bytes, by the files that this replica has."""
+        """Return keys that cut a tablet into parts of about the same bytes, by the files that this replica
+        has.
+        """
         replica = self._replicas.of_request(request.tablet_id)
         check_tablet(replica, "table", request.tablet_incarnation)
         if not request.bytes:
@@ -407,7 +411,7 @@ def _check_digest(block: bytes, digest: int) -> int:
 
 
 def _early(durability: int) -> asyncio.Future[Outcome] | None:
-    """The future of the first answer, for a caller that is content with less than a commit; else None."""
+    """The future of an early outcome, for a caller that accepts an answer before the commit; else None."""
     if durability == pb.SYNCED:
         return None
     if durability != pb.MEMORY:
@@ -428,13 +432,13 @@ def attempt_of(request: pb.WriteRequest) -> Attempt | None:
 
 
 def _expect(machine: StateMachine, header: WriteHeader, write: asyncio.Future[Outcome]) -> None:
-    """Count a new client id or job from its proposal on."""
+    """Count a new client id or job as soon as it is proposed."""
     machine.expect(header)
     write.add_done_callback(lambda _: machine.stop_expecting(header))
 
 
 def operations_of(request: pb.KvRequest) -> list[KeyOperation]:
-    """What a request changes in a key space."""
+    """The operations on a key space that a request asks for."""
     if request.op == pb.KV_WRITE:
         return decode_write(request.operations)
     if request.op in (pb.KV_LEASE_GRANT, pb.KV_LEASE_REVOKE):
@@ -445,7 +449,7 @@ def operations_of(request: pb.KvRequest) -> list[KeyOperation]:
     op = _KV_OPS.get(request.op)
     if op is None:
         raise Rejected(
-            f"key space operation {request.op}; expected replace, insert, read, delete, list, write or one of leases"
+            f"key space operation {request.op}; expected replace, insert, read, delete, list, write or a lease operation"
         )
     lease = 0 if op is KeyOp.DELETE else request.lease
     return [KeyOperation(op, request.key, request.value, lease=lease)]

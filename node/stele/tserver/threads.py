@@ -44,7 +44,7 @@ class NodeThreads:
         self._io.submit(work, *args)
 
     def end_reads(self) -> None:
-        """Begin no further point read. Those under way end on their own: they write nothing."""
+        """Begin no further point read. Those under way end by themselves; they write nothing."""
         self._reads.shutdown(wait=False, cancel_futures=True)
 
     async def close(self) -> None:
@@ -64,4 +64,6 @@ def on_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], timeo
         return future.result(timeout_s)
     except FutureTimeout:
         future.cancel()
-        raise Retryable("the node did not get to this request in time", code=Code.TIMED_OUT) from None
+        raise Retryable(
+            "the node did not get to this request in time; try again", code=Code.TIMED_OUT
+        ) from None

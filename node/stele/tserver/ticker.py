@@ -39,7 +39,7 @@ class ReplicaClock:
         return self._counted + (passed if passed < STEP_MS else STEP_MS)
 
     def tick(self) -> int:
-        """Count one tick. Returns how many ms really passed since the one before."""
+        """Count one tick. Returns how many ms have really passed since the tick before."""
         self._counted = self.now_ms()
         real = self._monotonic_ns() // 1_000_000
         passed, self._real_ms = real - self._real_ms, real

@@ -1,10 +1,10 @@
-"""The data directory: its lock, and its owner by node.json (node_record.py). Opened before anything else of a
-node.
+"""The data directory: its lock, and its owner as node.json says (node_record.py). A node opens it before
+anything else.
 
 Invariant: a volume belongs to one node of one cluster for ever, and one process uses it at a time. Every
 start has a higher incarnation than the one before, synced before it is sent anywhere. Incarnations count from
-the millisecond of the format. So nobody who heard of an earlier volume of the same node id takes this one for
-older.
+the millisecond of the format. So a new volume always counts as newer than an earlier volume of the same node
+id.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ _LOCK_FILE = "LOCK"
 
 
 class Fate(Exception):
-    """Why this process cannot run on this volume. `exit_code` as the command line documents; `fate` is one word."""
+    """Why this process cannot run on this volume. `exit_code`: as the command line documents. `fate`: one
+    word.
+    """
 
     def __init__(self, fate: str, exit_code: int, message: str) -> None:
         super().__init__(message)
@@ -52,9 +54,11 @@ class Fate(Exception):
 
 
 class Volume:
-    """An opened, locked data directory. `new`: formatted by this start. `adopted`: addresses that it remembers may be those
-    of the volume that it was copied from. So only the masters given to this start are dialled, and those that
-    they name."""
+    """An opened, locked data directory. `new`: formatted by this start.
+
+    `adopted`: its addresses may be those of the volume that it was copied from. So this start dials only the
+    masters given to it, and those that they name.
+    """
 
     def __init__(
         self, directory: Path, record: NodeRecord, lock_fd: int, *, new: bool = False, adopted: bool = False
@@ -84,7 +88,7 @@ class Volume:
     def update(self, change: Callable[[NodeRecord], NodeRecord]) -> None:
         """Replace node.json with what `change` makes of it, durably.
 
-        Writes nothing if it is the same, or once closed. Blocks; any thread.
+        Writes nothing if nothing changes, or after `close`. Blocks; any thread.
         """
         with self._updating:
             if self._lock_fd < 0:
@@ -116,7 +120,7 @@ class Volume:
         self.update(lambda record: replace(record, fenced=fenced))
 
     def remember_dropped(self, dropped: Dropped) -> None:
-        """Store which tables serve nobody, for its next start. Blocks; any thread."""
+        """Store which tables were dropped and serve nobody, for the node's next start. Blocks; any thread."""
         self.update(lambda record: replace(record, dropped=dropped))
 
     def disk_bytes(self) -> tuple[int, int]:
@@ -137,7 +141,7 @@ def lock_directory(directory: Path) -> int:
     """Lock a data directory (made if absent). Returns the file descriptor that holds the lock.
 
     Raises:
-        Fate: its parent is missing, or another process has it.
+        Fate: its parent is missing, or another process holds the lock.
     """
     if not directory.parent.is_dir():
         raise Fate(
@@ -170,10 +174,12 @@ def open_volume(
     fork_id: str = "",
     masters: tuple[str, ...] = (),
 ) -> Volume:
-    """Open a formatted volume and raise its incarnation. `fork_id` "": as before; `masters`: those given to this start.
+    """Open a formatted volume and raise its incarnation. `fork_id` "": as before. `masters`: those given to
+    this start.
 
     Raises:
-        Fate: VolumeForeign, it belongs to another cluster, node or role; or its record cannot be read.
+        Fate: VolumeForeign, the volume belongs to another cluster, node or role; or its record cannot be
+            read.
     """
     try:
         record = read_record(directory)
@@ -225,8 +231,8 @@ def open_volume(
 
 
 def _same_masters(record: NodeRecord, masters: tuple[str, ...]) -> bool:
-    """Whether this start and an earlier one were given a master in common. The earlier one is the start that learned the
-    masters on record. True if either was given none.
+    """Whether this start and the start that learned the masters on record were given a master in common. True
+    if either was given none.
 
     A copy of the volume that is started by hand is given its own masters. After masters were replaced, an
     operator still gives one that stayed, or the name of all.
@@ -277,7 +283,7 @@ def refusal_of(directory: Path) -> str:
 
     Raises:
         Rejected: there is no volume.
-        Corrupt: its record is damaged.
+        Corrupt: the volume's record is damaged.
     """
     if not is_formatted(directory):
         raise Rejected(
@@ -287,12 +293,12 @@ def refusal_of(directory: Path) -> str:
 
 
 def take_back(directory: Path, now: str) -> None:
-    """Let a volume be used again that the masters refused. Its next starts ask them to accept that its log
-    ends too early. `now`: the time as text, for the record.
+    """Allow a volume to be used again that the masters refused. Its next starts ask the masters to accept
+    that its log ends too early. `now`: the time as text, for the record.
 
     Raises:
         Fate: Usage, a process uses it.
-        Rejected, Corrupt: as `refusal_of`; or it was not refused.
+        Rejected: as `refusal_of`, or the masters did not refuse the volume. Corrupt: as `refusal_of`.
     """
     why = refusal_of(directory)
     if not why:

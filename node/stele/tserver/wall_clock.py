@@ -4,7 +4,7 @@ Masters' answers are kept as offsets from this machine's monotonic clock, which 
 NTP sets. So a step of the wall clock is seen at the first reading after it, before the reading is used.
 
 Invariant: a reading counts as wrong only if most clocks agreed on another time within KEPT_US. A node that
-hears nobody continues, and so does one whose masters' clocks have no majority.
+hears nobody continues. So does a node if no majority of the masters' clocks agrees.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ KEPT_US = 3_600_000_000
 """How long an answer counts. Monotonic clocks drift by less than a third of a second in an hour."""
 
 FRESH_US = 10_000_000
-"""An answer that is this much older than the newest does not count: all clocks may have been set since."""
+"""An answer that is this much older than the newest one does not count: all clocks may have been set since.
+"""
 
 SLOW_US = 1_000_000
 """An answer after a longer round trip is not used: it may be wrong by half of that time."""
@@ -40,8 +41,9 @@ def wall_us() -> int:
 
 @dataclass(slots=True)
 class _Heard:
-    """A master's answers. Bases: µs since 1970 less µs of this machine's monotonic clock; `at_us` is a time
-    of that clock."""
+    """A master's answers. A base is µs since 1970 less µs of this machine's monotonic clock. `at_us` is a
+    time of the monotonic clock.
+    """
 
     clock_id: int
     shift_us: int  # the master's monotonic clock less ours
@@ -52,7 +54,9 @@ class _Heard:
 
 
 class WallClock:
-    """`read()` gives µs since 1970; `fault` judges a reading. `node`: its node id, for messages."""
+    """Reads the wall clock and judges its readings. `read()` gives µs since 1970. `node`: its node id, for
+    messages.
+    """
 
     def __init__(
         self,
@@ -112,8 +116,7 @@ class WallClock:
             request.wall_ahead_us = ahead_us
 
     def answered(self, response: master_pb2.TSHeartbeatResponse, sent_us: int) -> None:
-        """Take in a heartbeat's answer that has just come; `sent_us`: when the heartbeat was sent, by the
-        monotonic clock."""
+        """Take in the answer to a heartbeat. `sent_us`: when the heartbeat was sent, by the monotonic clock."""
         master = id_from_pb(response.node_id)
         now_us = self.monotonic_us()
         if response.clock_id and now_us - sent_us <= SLOW_US:

@@ -1,11 +1,13 @@
-"""Watches on key spaces that this node leads: what is committed is pushed to those who watch it, in order, each change once.
+"""Watches on key spaces that this node leads: pushes committed changes to the watchers, in order, each change
+once.
 
-Called by tablet_service.py. Each change is encoded once, however many watch it. While a client does not read, hardly more
-than one message is kept for it, out of the node's budget. Its watch stands at a revision, and later goes on from there, out
-of the newest changes (stele.tablet.recent). If those no longer reach back so far, the watch ends with COMPACTED.
+Called by tablet_service.py. Each change is encoded once, however many watch it. While a client does not read,
+hardly more than one message is kept for it, out of the node's budget. Its watch stops at a revision. Later it
+goes on from there, out of the newest changes (stele.tablet.recent). If those no longer reach back so far, the
+watch ends with COMPACTED.
 
-Invariants: only what is applied is pushed, so only what is committed. A watch ends once this node no longer leads, or cannot
-confirm that it does. It then says so, and its client goes on elsewhere.
+Invariants: only applied changes are pushed, so only committed ones. A watch ends once this node no longer
+leads, or cannot confirm that it does. The watch then says so, and its client goes on elsewhere.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ LENGTHS_MAX = 64
 TURN_S = 0.002
 """How long one turn of the loop serves watches that are behind."""
 _LOOK_S = 0.05
-"""Pause between two looks: whether this node still leads, and whether clients that were full read again."""
+"""Pause between two checks: whether this node still leads, and whether clients that were full read again."""
 _PUSHES_MAX = 100
 """A new write is pushed at once to this many watches. The others get it one after the other."""
 _LOOKS_MAX = 10_000
@@ -55,12 +57,15 @@ _LOOKS_AT_ONCE = 256
 _PUSH_BYTES = 1 << 20
 """A write is added to a message with others only if the message then has at most this many bytes."""
 _WRITE_BYTES_MAX = MESSAGE_BYTES_MAX - 1_024
-"""The most bytes of one write that are pushed, because clients take no larger message. No write of one client is as
-large."""
+"""The most bytes of one write that are pushed, because clients take no larger message. A write by a client is
+never that large.
+"""
 
 
 class Watch:
-    """One watch of a client. `sent`: all changes up to this revision were pushed; it counts only while it is `behind`."""
+    """One watch of a client. `sent`: all changes up to this revision were pushed. It is used only while the
+    watch is `behind`.
+    """
 
     __slots__ = ("behind", "key", "number", "prefix", "sent", "sink")
 
@@ -78,10 +83,11 @@ class Watch:
 
 
 class Feed:
-    """The watches on one key space. `term`: that in which this replica leads.
+    """The watches on one key space. `term`: the term in which this replica leads.
 
-    A new write goes at once to those who have everything before it, if they are few. Otherwise they are `behind`, and get it one
-    after the other. A turn of the loop serves those behind for TURN_S at most.
+    If few watches want a new write, it goes at once to those that have everything before it. Otherwise they
+    are `behind`, and get it one after the other. A turn of the loop serves the watches behind for TURN_S at
+    most.
     """
 
     def __init__(self, replica: Replica, space: KeySpace) -> None:
@@ -132,10 +138,10 @@ class Feed:
             self.remove(place)
 
     def check_reaches(self, revision: int) -> None:
-        """Refuse a watch from a revision that is not kept any more, or is not there yet.
+        """Refuse a watch from a revision that is no longer kept, or is not there yet.
 
         Raises:
-            Rejected: COMPACTED; INVALID_ARGUMENT.
+            Rejected: COMPACTED, INVALID_ARGUMENT.
         """
         if revision < self._recent.start:
             raise self._compacted(revision, "begin")
@@ -146,7 +152,7 @@ class Feed:
             )
 
     def check_room(self, watch: Watch) -> None:
-        """Refuse a watch with which one write would take too long for all.
+        """Refuse a watch if with it the pushing of one write would take too long.
 
         Raises:
             Retryable: THROTTLED.
@@ -228,7 +234,7 @@ class Feed:
             self.end(Retryable(f"the watch failed: {exc!r}; watch again", code=Code.NOT_LEADER))
 
     def flush(self) -> None:
-        """Push what was applied since the last time to those who had everything before it."""
+        """Push the changes applied since the last call to the watches that have everything before them."""
         before, looked = self._sent, 0
         found: dict[Watch, list[bytes]] = {}
         for written in self._recent.after(before):
@@ -244,7 +250,9 @@ class Feed:
         self._recent.trim()
 
     def _find(self, written: Written, found: dict[Watch, list[bytes]]) -> bool:
-        """Add who wants which of these changes. Returns False if they are too many for one turn."""
+        """Note in `found` which watches want which of these changes. Returns False if they are too many for
+        one turn.
+        """
         for (key, _), encoded in zip(written.changes, encoded_changes(written)):
             for watch in self._wanting(key):
                 if not watch.behind:
@@ -265,7 +273,7 @@ class Feed:
                 self._fall_behind(watch, sent)
 
     def _fall_behind(self, watch: Watch, sent: int) -> None:
-        """Note that the watch lacks the changes after `sent`. It gets them one turn after the other."""
+        """Note that the watch lacks the changes after `sent`. It gets them in later turns."""
         watch.behind, watch.sent = True, sent
         self._behind[watch] = None
         self._queue(watch)
@@ -277,13 +285,13 @@ class Feed:
             self._wake()
 
     def look(self) -> None:
-        """Serve those behind whose clients read again."""
+        """Serve the watches behind whose clients read again."""
         for watch in self._behind:
             if not watch.sink.full:
                 self._queue(watch)
 
     def _serve(self) -> None:
-        """Serve those whose turn it is, for a short time."""
+        """Serve the watches whose turn it is, for TURN_S at most."""
         until_s = self._loop.time() + TURN_S
         while self._turns and self._loop.time() < until_s:
             watch = self._turns.popleft()
@@ -298,7 +306,9 @@ class Feed:
             self._wake()
 
     def _catch_up(self, watch: Watch) -> bool:
-        """Push one message of what the watch lacks. Returns whether it lacks more, and can take more now."""
+        """Push one message of the changes that the watch lacks. Returns whether it lacks more, and can take
+        more now.
+        """
         if watch.sent < self._recent.start:
             self._tell_end(watch, self._compacted(watch.sent, "go on, because its client reads too slowly"))
             return False
@@ -318,7 +328,7 @@ class Feed:
         return not last
 
     def _lacking(self, watch: Watch) -> tuple[list[bytes], int]:
-        """(changes that the watch lacks, up to which revision), as many as one message takes."""
+        """(changes that the watch lacks, the revision up to which they reach), as many as one message takes."""
         changes, size, upto, looked = list[bytes](), 0, watch.sent, 0
         for written in self._recent.after(watch.sent):
             if written.revision > self._sent:
@@ -381,8 +391,9 @@ class Watches:
         """Begin a watch, or stop one.
 
         Raises:
-            Rejected: COMPACTED; INVALID_ARGUMENT; STALE_INCARNATION.
-            Retryable: NOT_LEADER and other codes of `Reads.linearizable_read`. THROTTLED: there are too many.
+            Rejected: COMPACTED, INVALID_ARGUMENT, STALE_INCARNATION.
+            Retryable: NOT_LEADER and other codes of `Reads.linearizable_read`. THROTTLED, there are too many
+                watches.
         """
         if request.stop:
             for feed in self._feeds.values():
@@ -399,7 +410,7 @@ class Watches:
         after = feed.space.revision if request.from_now else request.after
         feed.check_reaches(after)
         if (sink, request.number) in feed:
-            raise Rejected(f"watch {request.number} has begun on this stream")
+            raise Rejected(f"this stream already has a watch {request.number}; choose another number")
         self._check_room()  # others have begun meanwhile
         watch = Watch(sink, request.number, request.key, request.prefix, after)
         feed.check_room(watch)
@@ -431,7 +442,7 @@ class Watches:
         return feed
 
     async def _look(self) -> None:
-        """Look at all feeds again and again, as long as there are some."""
+        """Check all feeds every _LOOK_S, as long as there are some."""
         while self._feeds:
             await asyncio.sleep(_LOOK_S)
             for key, feed in list(self._feeds.items()):
@@ -480,7 +491,7 @@ class Watches:
             del self._feeds[key]
 
     async def close(self) -> None:
-        """The node stops: end all watches."""
+        """End all watches, because the node stops."""
         for key, feed in list(self._feeds.items()):
             self._end(key, feed, Retryable("this node stops; ask another", code=Code.NOT_LEADER))
         if self._looking is not None:

@@ -1,10 +1,13 @@
 """Chooses which replicas a round of upkeep looks at, so that replicas at rest cost little.
 
-It looks at those that were awake since its last turn, at those it keeps, and at the next part of all others.
+In each turn these are the replicas that were awake since the last turn, those that it was told to keep, and a
+part of all others.
 
-Each kind of round has a wheel of its own (maintenance.py, log_space.py, holds.py). A wheel looks at nothing itself.
+Each kind of round has a wheel of its own (maintenance.py, log_space.py, holds.py). The wheel only chooses;
+the round looks.
 
-Invariant: each replica is looked at once in PARTS turns, whatever it does, and in the next turn after it was awake.
+Invariant: each replica is chosen once in PARTS turns, even at rest. A replica that was awake is also chosen
+in the next turn.
 """
 
 from __future__ import annotations
@@ -16,12 +19,13 @@ from stele.model.ids import StreamKey
 from stele.tserver.replicas import Replicas
 
 PARTS = 12
-"""The number of turns in which each replica is looked at once, even if it rests all the time."""
+"""In this many turns each replica is looked at once, even if it rests all the time."""
 
 
 class Parts:
-    """Gives the keys of `all_of` part by part: one part a call, every key once in PARTS calls. Then it begins
-    again."""
+    """Gives the keys of `all_of` part by part. Each call gives one part, and PARTS calls give every key once.
+    Then it begins again.
+    """
 
     def __init__(self, all_of: Callable[[], Iterable[StreamKey]]) -> None:
         self._all_of = all_of

@@ -1,8 +1,8 @@
-"""Carries out that tables were dropped: no replica of them here serves clients. Called by the heartbeater.
+"""Withdraws dropped tables from service: no replica of them here answers clients. Called by the heartbeater.
 
-Owns the list of such tables, as the last leading master sent it. The replicas run on: they vote, take entries and are
-copied. Invariant: the list stays through restarts, the masters are told of it only once it is on the volume, and no
-older list replaces it.
+Owns the list of such tables, as the last leading master sent it. The replicas run on: they vote, take entries
+and are copied. Invariant: the list stays through restarts. The masters hear of it only after it is on the
+volume. No older list replaces it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ log = structlog.get_logger("stele.tserver")
 
 
 class Withdrawal:
-    """The dropped tables of one node. `dropped`: what its volume remembers. `remember(dropped)` writes that;
-    it blocks."""
+    """The dropped tables of one node. `dropped`: the list on its volume. `remember(dropped)` writes the list;
+    it blocks.
+    """
 
     def __init__(
         self,
@@ -45,13 +46,13 @@ class Withdrawal:
 
     @property
     def digest(self) -> int:
-        """Names the list that the volume has."""
+        """The digest that names the list on the volume."""
         return self._kept.digest
 
     def told(self, response: pb.TSHeartbeatResponse, then: Callable[[], None]) -> None:
-        """A leading master has answered. Calls `then()` once a new list is on the volume.
+        """Take over the list in a leading master's answer. Calls `then()` once a new list is on the volume.
 
-        The answer of an earlier leader, or an earlier one of the same leader, changes nothing.
+        An answer of an earlier leader changes nothing. Nor does an earlier answer of the same leader.
         """
         at = OpId(response.term, response.catalog_index)
         if at < self._heard:
@@ -80,7 +81,7 @@ class Withdrawal:
         self._replicas.withdraw(frozenset(self._wanted.tables))
 
     async def _follow(self, then: Callable[[], None]) -> None:
-        """Write the wanted list to the volume, again if another one is wanted meanwhile."""
+        """Write the wanted list to the volume. If the wanted list changes meanwhile, write again."""
         while self._kept.digest != self._wanted.digest:
             wanted = self._wanted
             try:
