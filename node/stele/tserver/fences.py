@@ -10,9 +10,9 @@ The term, index or epoch of an order becomes the newest known one only after the
 exceed the newest known one by FENCE_STEP_MAX at most. Otherwise one order with a huge number would shut out
 all others for good.
 
-Invariant: an order is carried out only if no order or heartbeat has brought a newer term or epoch, or a newer
-index for its tablet. If the order makes its own numbers the newest, they are durable before it is answered.
-For an order that erases, they are durable before anything is erased.
+Invariant: an order is carried out only if no order or heartbeat has brought a newer term or epoch. Nor may
+one have brought a newer index for its tablet. If the order makes its own numbers the newest, they are durable
+before it is answered. For an order that erases, they are durable before anything is erased.
 """
 
 from __future__ import annotations

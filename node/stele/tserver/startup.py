@@ -1,4 +1,4 @@
-"""Takes a node from an opened volume to running replicas: waits for the masters' answer on the volume, then
+"""Takes a node from an opened volume to running replicas. Waits for the masters' answer on the volume, then
 begins the replicas, the first catalog and maintenance.
 
 Runs in the background while the node already answers probes; requests for replicas get NOT_READY meanwhile.

@@ -1,7 +1,6 @@
 """Chooses which replicas a round of upkeep looks at, so that replicas at rest cost little.
 
-In each turn these are the replicas that were awake since the last turn, those that it was told to keep, and a
-part of all others.
+Each turn gets the replicas that were awake since the last turn, those to keep, and a part of all others.
 
 Each kind of round has a wheel of its own (maintenance.py, log_space.py, holds.py). The wheel only chooses;
 the round looks.
