@@ -2,8 +2,8 @@
 the servers.
 
 The names here are for programs and for other packages of this repository; `stele` has them too. Invariant: a
-write that was acknowledged is in the table once. One that was not is reported as not done, or as of unknown
-outcome.
+write that was acknowledged is in the table once. A write that was not is reported as not done, or as of
+unknown outcome.
 """
 
 from stele.client.async_client import AsyncClient

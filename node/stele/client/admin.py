@@ -1,5 +1,4 @@
-"""Requests of administrators to masters and nodes: form first masters, see the cluster, ask nodes for their
-replicas.
+"""Requests of administrators to masters and nodes: form a cluster, see it, ask nodes for their replicas.
 
 Used by the command line, the test harness and the operator's demo. Changes no configuration; only a driver
 does that. The requests about single nodes are in nodes.py, and can be imported from here, too.
@@ -74,11 +73,12 @@ _ASK_TIMEOUT_S = 3.0
 async def form_masters(addresses: Sequence[str], *, cluster_id: str = "") -> tuple[str, str]:
     """Tell each first master who the others are, once all have formatted their volumes.
 
-    Returns (cluster id, fork id); fork id "" means none. Idempotent. `cluster_id` "" means: the one that all of them
-    have.
+    Returns (cluster id, fork id); fork id "" means none. Idempotent. `cluster_id`: the cluster that all of
+    them must belong to; "": that of the first one.
 
     Raises:
-        Retryable: UNAVAILABLE: one does not answer. NOT_READY: one has not formatted its volume yet.
+        Retryable: UNAVAILABLE: a master does not answer. NOT_READY: a master has not formatted its volume
+            yet.
         Rejected: they belong to different clusters, or to another one than `cluster_id`, or were formed
             with other masters.
     """
@@ -146,11 +146,12 @@ async def list_replicas(pool: ChannelPool, address: str) -> list[common_pb2.Repl
 async def tablet_now(
     pool: ChannelPool, tablet: master_pb2.TabletViewPB, known: Mapping[str, NodeHealth]
 ) -> master_pb2.TabletViewPB:
-    """A tablet from the cluster's view, with its replicas' reports asked from the nodes now (`age_ms` 0).
+    """Return a copy of `tablet` with fresh reports of its replicas (`age_ms` 0), for which it asks their
+    nodes.
 
     Nodes report changes of roles and configurations to the masters, but not the present numbers of bytes and
-    entries. If a node is not `known` to be alive, or gives no answer, the masters' last report stays, with
-    its age.
+    entries. If a node is not alive according to `known`, or gives no answer, the last report to the masters
+    stays, with its age.
     """
     ids = [p.node_id for p in tablet.committed_config.peers] + [r.node_id for r in tablet.replicas]
     nodes = [node for raw in dict.fromkeys(ids) if (node := known.get(id_from_pb(raw))) is not None]
@@ -188,7 +189,8 @@ async def _replicas_on(
 
 
 def tablet_called(given: str, view: master_pb2.GetClusterViewResponse) -> master_pb2.TabletViewPB:
-    """The tablet whose id begins with these digits. Raises Rejected: NOT_FOUND, none or several do."""
+    """Return the tablet whose id begins with these digits. Raises Rejected NOT_FOUND if no id or several
+    begin so."""
     found = [t for t in view.tablets if given and t.tablet_id.hex().startswith(given.lower())]
     if len(found) != 1:
         raise Rejected(

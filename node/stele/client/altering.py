@@ -56,14 +56,14 @@ def steps_of(
 
 
 def history_steps(history_s: float | None) -> list[Step]:
-    """The step for another history retention; none for None. 0: the default."""
+    """Return the step that sets the history retention; no step for None. 0 sets the default."""
     if history_s is None:
         return []
     return [SetHistory(arguments.history_ms(history_s))]
 
 
 def notes_of(owner: str | None, comment: str | None) -> dict[str, str]:
-    """The notes that change, by name."""
+    """Return the notes to change, by name. A note that is None does not change."""
     given = {"owner": owner, "comment": comment}
     return {name: arguments.note(note, name) for name, note in given.items() if note is not None}
 
@@ -117,8 +117,8 @@ async def _ask(
 ) -> master_pb2.AlterTableResponse:
     """Have the masters make the change. If it `drops` ranges, ask again until nodes have deleted them.
 
-    It asks again without the steps. The masters remember only a table's last few changes. With its steps, a forgotten
-    one would be made a second time. It might drop a range that was made anew since.
+    A repeated request has no steps. The masters remember only a table's last few changes, so they might make
+    a forgotten change a second time. That could drop a range which was added again since.
     """
     answer: master_pb2.AlterTableResponse | None = None
     while answer is None or answer.unreached:

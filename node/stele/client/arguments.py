@@ -32,12 +32,12 @@ _REPLICATION_FACTOR_MAX = (1 << 32) - 1
 
 
 def refusal(what: str, given: object, expected: str) -> Rejected:
-    """The error of a wrong argument."""
+    """Return the error for a wrong argument."""
     return Rejected(f"{what} {shown(given)}: expected {expected}")
 
 
 def text(given: Any, what: str) -> str:
-    """A name: a str that is not empty, and UTF-8."""
+    """Check a name, and return it: a str that is not empty, and can be encoded as UTF-8."""
     if not isinstance(given, str) or not given:
         raise refusal(what, given, "a name, as text")
     raw(given, what)
@@ -45,19 +45,19 @@ def text(given: Any, what: str) -> str:
 
 
 def zone(given: Any) -> str:
-    """The name of a zone; "" for none."""
+    """Check the name of a zone, and return it; "" means no zone."""
     return "" if given == "" else text(given, "zone")
 
 
 def of_kind(given: Any, kind: type, what: str, expected: str) -> Any:
-    """An instance of `kind`."""
+    """Return `given` if it is an instance of `kind`; else raise Rejected."""
     if isinstance(given, kind):
         return given
     raise refusal(what, given, expected)
 
 
 def seconds(given: Any, what: str, *, zero: bool = False) -> float:
-    """A time in seconds above zero; zero too if `zero`."""
+    """Return a time in seconds, above 0 and at most a year. With `zero`, 0 is allowed too."""
     if isinstance(given, (str, bytes, bool)) or not hasattr(given, "__float__"):
         raise refusal(what, given, "a number of seconds")
     try:
@@ -70,8 +70,8 @@ def seconds(given: Any, what: str, *, zero: bool = False) -> float:
 
 
 def history_ms(given: Any, *, none: bool = False) -> int:
-    """A table's history retention in ms, from seconds; 0: the default. With `none`, None stands for the
-    default; otherwise 0 does."""
+    """Return a table's history retention in ms, given in seconds; 0 stands for the default. `none`: the
+    caller writes None for the default, not 0."""
     if none and given is None:
         return 0
     expected = f"a number of seconds, 60 to ten years, or {'None' if none else '0'} for the default"
@@ -89,19 +89,19 @@ def history_ms(given: Any, *, none: bool = False) -> int:
 
 
 def note(given: Any, what: str) -> str:
-    """Text for people, UTF-8; it may be empty. The masters check the rest."""
+    """Check a text for people, and return it. It may be empty. The masters check the rest."""
     found: str = of_kind(given, str, what, "text")
     raw(found, what)
     return found
 
 
 def seconds_or(given: Any, otherwise: float, what: str) -> float:
-    """A time in seconds; `otherwise` if None is given."""
+    """Return a time in seconds; `otherwise` if None is given."""
     return otherwise if given is None else seconds(given, what)
 
 
 def whole_number(given: Any, what: str, *, least: int, most: int | None = None) -> int:
-    """A whole number of at least `least`, and at most `most` unless that is None."""
+    """Return a whole number from `least` to `most`. `most` None: there is no upper bound."""
     try:
         found = None if isinstance(given, bool) else operator.index(given)
     except TypeError:
@@ -116,14 +116,15 @@ def whole_number(given: Any, what: str, *, least: int, most: int | None = None) 
 
 
 def replication_factor(given: Any) -> int:
-    """The number of voters of each tablet."""
+    """Check a replication factor, the number of voters of each tablet, and return it."""
     return whole_number(given, "replication_factor", least=1, most=_REPLICATION_FACTOR_MAX)
 
 
 def snapshot(given: Any, what: str = "snapshot", called: str = "") -> int:
-    """A hybrid time, also from a datetime, which is UTC without a time zone. 0 means now; None gives 0.
+    """Return a hybrid time, given as one or as a datetime (UTC if it has no time zone). None and 0 mean now,
+    and give 0.
 
-    `called`: what a message calls the time, if it is no snapshot."""
+    `called`: the name of the time in messages, if it is not a snapshot."""
     if given is None:
         return 0
     if isinstance(given, datetime.datetime):
@@ -149,7 +150,7 @@ def snapshot(given: Any, what: str = "snapshot", called: str = "") -> int:
 
 
 def names(given: Any, what: str) -> list[str]:
-    """A list of names. A single name may be given bare."""
+    """Return a list of names. A single name may be given as a str."""
     found = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else None
     if found is None or not all(isinstance(name, str) for name in found):
         raise refusal(what, given, "a list of names")
@@ -157,7 +158,7 @@ def names(given: Any, what: str) -> list[str]:
 
 
 def raw(given: Any, what: str) -> bytes:
-    """A key or value of a key space. A str is encoded as UTF-8."""
+    """Return a key or value of a key space as bytes. A str is encoded as UTF-8."""
     if isinstance(given, str):
         try:
             return given.encode()
@@ -169,7 +170,7 @@ def raw(given: Any, what: str) -> bytes:
 
 
 def row_op(given: Any) -> RowOp:
-    """A row operation, as a RowOp or by its name."""
+    """Return a row operation, given as a RowOp or by its name."""
     found = {op.name: op for op in RowOp}.get(given.upper()) if isinstance(given, str) else given
     if isinstance(found, RowOp):
         return found

@@ -44,7 +44,8 @@ ArrowData: TypeAlias = (
 
 
 def arrow_of(data: ArrowData) -> ArrowData:
-    """Data of another library as pyarrow's; pyarrow's and iterables as they are. May take long for large frames.
+    """Convert data of another library to pyarrow's. Return pyarrow data and iterables unchanged. May take
+    long for large frames.
 
     Raises:
         Rejected: columns of a pandas frame that are not Arrow data, or a stream that has no columns.
@@ -66,7 +67,8 @@ def arrow_of(data: ArrowData) -> ArrowData:
 
 
 def _of_frame(frame: Any) -> pa.Table:
-    """A pandas frame as Arrow. A named index becomes columns; one without a name only counts the rows, and is left out.
+    """Convert a pandas frame to Arrow. A named index becomes columns. An index without a name only numbers
+    the rows, and is left out.
 
     Pandas' nulls, which in a column of floats are nan, become null."""
     named = any(name is not None for name in frame.index.names)
@@ -80,7 +82,7 @@ def _of_frame(frame: Any) -> pa.Table:
 
 
 def batches_of(data: ArrowData) -> Iterator[pa.RecordBatch]:
-    """The record batches of any Arrow data.
+    """Return the record batches of any Arrow data.
 
     Raises:
         Rejected: `data` is not Arrow data.
@@ -107,15 +109,15 @@ def _no_arrow_data(given: object) -> str:
 def fit(
     batch: pa.RecordBatch, table: str, schema: Schema, op: RowOp, *, begun: bool = False
 ) -> tuple[pa.RecordBatch, tuple[int, ...], Refused]:
-    """`batch` with exactly the columns of a block of `op`, cast to the table's types; their ids; and values
-    that do not fit.
+    """Fit `batch` to a block of `op`: exactly its columns, cast to the table's types. Returns (the batch, the
+    column ids, the values that do not fit).
 
     Values that do not fit are null in the result. `begun`: earlier rows of this write were already accepted.
 
     Raises:
-        UnfitColumns: lists all faults: unknown columns, missing ones, and types that cannot be cast. A column of text in
-            which no value fits is one, too, because it holds other data.
-        Rejected: in place of UnfitColumns if `begun`. A column of text without a fitting value is then no fault.
+        UnfitColumns: lists all faults: unknown columns, missing ones, and types that cannot be cast. A column
+            of text in which no value fits counts as one that cannot be cast, because it holds other data.
+        Rejected: raised in place of UnfitColumns if `begun`. Then a column of text may have no fitting value.
     """
     faults = [f"unknown column {_named(name)}" for name in batch.schema.names if name not in schema.by_name]
     wanted = schema.key_columns if op in DELETES else schema.columns
@@ -159,15 +161,15 @@ def _says_text(type_: pa.DataType) -> bool:
 
 
 def _why_refused(column: Column, scalar: pa.Scalar, why: str) -> str:
-    """The message for a refused value. For a number it is the message of a session. Not for texts and dates:
-    a session refuses some that are accepted here."""
+    """Return the message for a refused value. A number gets the message that a session gives. Texts and dates
+    do not, because a session refuses some that are accepted here."""
     value = python_value(scalar)
     told = column.fault(value) if isinstance(value, (int, float, Decimal)) else ""
     return told or f"column {column.name}: {shown(value)} is not {column.a_type} ({why})"
 
 
 def _named(name: str) -> str:
-    """An unknown column's name; for an index that pandas added, with what to do."""
+    """Return an unknown column's name. If pandas added it as an index, say what to do."""
     remedy = (
         " (pandas' index; pass pyarrow.Table.from_pandas(frame, preserve_index=False))"
         if name.startswith(_UNNAMED_INDEX)

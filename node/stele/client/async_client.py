@@ -129,7 +129,7 @@ class AsyncClient:
             raise untold
 
     async def _flush_sessions(self) -> Exception | None:
-        """The error to raise for rows that were not written; None if there are none."""
+        """Flush all sessions. Return the error to raise for rows that were not written; None if all were."""
         flushes = [session.flush() for session in self._unsettled]
         ends = await asyncio.gather(*flushes, return_exceptions=True)
         untold = [end for end in ends if isinstance(end, Exception)]
@@ -139,7 +139,7 @@ class AsyncClient:
 
     @property
     def identity(self) -> Identity:
-        """The cluster that this client has met."""
+        """The identity that this client sends, with the cluster that has answered it."""
         return self.pool.identity
 
     def now(self) -> HybridTime:
@@ -177,7 +177,8 @@ class AsyncClient:
         wait: bool = True,
         timeout_s: float = 60.0,
     ) -> AsyncTable:
-        """Create a table. With `wait`, return once every tablet has a leader. `timeout_s` is for all of it.
+        """Create a table. With `wait`, return once every tablet has a leader. `timeout_s` bounds the whole
+        call.
 
         `partitioning`: how it is split into tablets. (): one tablet. None: the masters choose, by the number of nodes; `chosen` of
         the table says what and why.
@@ -241,13 +242,13 @@ class AsyncClient:
     async def delete_table(
         self, name: str, *, table_id: str = "", timeout_s: float = DELETE_TIMEOUT_S
     ) -> None:
-        """Delete a table or key space for good. Its name is free as soon as the masters have deleted it. A dropped one is
-        named by its id, or the first 8 digits of that. `table_id`: delete nothing if the name means another table than
-        this one.
+        """Delete a table or key space for good. Its name is free as soon as the masters have deleted it. A
+        dropped one is named by its id, or by the first 8 digits of its id. `table_id`: delete nothing if the
+        name means another table than this one.
 
         Once this has returned, no later write to the table is acknowledged, whoever sends it. So the call waits until
         a majority of each tablet's replicas are gone. `timeout_s`: how long to wait for the next node that answers.
-        This client's own tables, sessions and key spaces of it raise Rejected NOT_FOUND from then on.
+        From then on, open tables, sessions and key spaces of this client that use it raise Rejected NOT_FOUND.
 
         Raises:
             Rejected: NOT_FOUND: there is none of this name, or it has another id.
@@ -293,11 +294,13 @@ class AsyncClient:
     async def drop_table(
         self, name: str, *, keep_s: float | None = None, timeout_s: float = DELETE_TIMEOUT_S
     ) -> DroppedTable:
-        """Drop a table or key space. Its name is free at once, it serves nobody, and it can be recalled for a time.
+        """Drop a table or key space. Its name is free at once, it serves nobody, and it can be recalled for a
+        time.
 
-        `keep_s`: for how long; None: as long as the cluster's setting says (24 h at first). Until then its replicas use
-        disk, and are healed as those of other tables. Afterwards they are deleted. This client's own tables, sessions
-        and key spaces of it raise Rejected NOT_FOUND from then on. `timeout_s`: how long to wait for the nodes.
+        `keep_s`: for how long, in seconds; None: as long as the cluster's setting says (24 h at first). Until
+        then its replicas use disk, and are healed like those of other tables. Afterwards they are deleted.
+        From then on, open tables, sessions and key spaces of this client that use it raise Rejected
+        NOT_FOUND. `timeout_s`: how long to wait for the nodes.
 
         Raises:
             Rejected: NOT_FOUND: there is none of this name. UNSUPPORTED_VERSION: an upgrade is not finalized.
@@ -376,8 +379,8 @@ class AsyncClient:
     def open_planned(self, plan: WritePlan) -> AsyncTable:
         """Open the table of a plan without asking the masters. They are asked once its tablets have moved.
 
-        Whoever made the plan has reached the masters. So this client looks for them as long as each call may take, not only
-        for `first_contact_s`.
+        Whoever made the plan has reached the masters, so they exist. This client looks for them as long as
+        each call may take, not only for `first_contact_s`.
 
         Raises:
             Rejected: WRONG_CLUSTER: this client has met another cluster.
@@ -451,7 +454,7 @@ class AsyncClient:
             return await self.locate(name, timeout_s)
 
     async def locate(self, name: str, timeout_s: float) -> Locations:
-        """The places of a table's tablets. Raises Rejected NOT_FOUND."""
+        """Return the places of a table's tablets. Raises Rejected NOT_FOUND."""
         arguments.text(name, "table name")
         answer = await self._ask(
             "GetTableLocations", master_pb2.GetTableLocationsRequest(name=name), timeout_s=timeout_s
@@ -492,7 +495,7 @@ def unmasked(exc: BaseException | None) -> Iterator[None]:
 
 @contextmanager
 def _advised(message: str, advice: Advice, name: str) -> Iterator[None]:
-    """Within the block: a NOT_FOUND is raised again with `message` and the next step."""
+    """Replace a NOT_FOUND that the block raises by one with `message` and `advice`, the next step."""
     try:
         yield
     except Rejected as exc:

@@ -103,8 +103,8 @@ class Way:
         target: ReplicaPlace | None,
         error: SteleError,
     ) -> Response | SteleError:
-        """The attempts after a first one to `target` that failed. Returns the answer, or the error to
-        raise.
+        """Make further attempts after a first one, to `target`, has failed. Returns the answer, or the error
+        to raise.
 
         If `deadline` cuts an attempt off, the refusal before it is returned, because it says more."""
         attempt_s, backoff_s = ATTEMPT_TIMEOUT_S, BACKOFF_FIRST_S
@@ -199,7 +199,7 @@ class Way:
         target: ReplicaPlace,
         stream: NodeStream,
     ) -> Response:
-        """As `_ask`, but wait first for this request's turn among those that the node refused. Raises
+        """As `_ask`, but first wait for this request's turn among the requests that the node refused. Raises
         TimeoutError if its turn did not come in time."""
         size = request.ByteSize()
         async with asyncio.timeout(deadline - time.monotonic() - _ATTEMPT_AT_LEAST_S):

@@ -5,8 +5,8 @@ together.
 
 Invariants: each row's future ends exactly once. A row is in one place only: it waits for a tablet, is in
 flight, or is a stray, which no known range covers. Of two rows given in different turns of the event loop,
-the later one is not written first. So new ranges count only once no block for a dropped one is in flight. Its
-rows may have to go to a new range, ahead of later ones.
+the later one is not written first. So new ranges take effect only once no block for a dropped range is in
+flight. Rows of that block may have to go to a new range, ahead of later rows.
 """
 
 from __future__ import annotations
@@ -91,12 +91,14 @@ class Batcher:
         return future
 
     def adopt(self, schema: Schema) -> None:
-        """Take a newer schema of the table. Rows that were dealt out already leave with the earlier schema."""
+        """Use a newer schema from now on. Rows that were already assigned to tablets leave with the earlier
+        schema."""
         self._schema = schema
         self._dealer = Dealer(schema, self.in_force.partitioning)
 
     def adopt_ranges(self) -> None:
-        """Take the partitioning that the masters told last, if it is another one, and deal waiting rows out anew.
+        """Use the newest partitioning from the masters, if it differs, and assign waiting rows to tablets
+        again.
 
         While a block for a dropped range is in flight, the present partitioning stays in force."""
         dropped = self.in_force.renew(self._leaving)
@@ -110,7 +112,7 @@ class Batcher:
             self._deal_again(part)
 
     def _deal_again(self, part: Part) -> None:
-        """Deal rows out by the present partitioning."""
+        """Assign the rows of a part to tablets again, by the present partitioning."""
         try:
             for ordinal, piece in self._dealer.again(part):
                 self._place(ordinal, piece)
@@ -128,7 +130,7 @@ class Batcher:
             self._seeking = asyncio.get_running_loop().create_task(self._seek())
 
     async def _seek(self) -> None:
-        """Refuse the rows that are strays now, unless the masters tell of a range for them meanwhile."""
+        """Ask the masters for ranges that cover the present strays, and refuse those that no range covers."""
         sought = list(self._strays)
         error: BaseException | None = None
         try:

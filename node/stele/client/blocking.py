@@ -107,10 +107,10 @@ class Client:
             raise
 
     def end(self, coroutine: Coroutine[Any, Any, object]) -> None:
-        """Run a coroutine that ends something, and wait for it, except in the client's own thread.
+        """Run a coroutine that ends something, and wait for it. On the client's own thread it does not wait.
 
-        The garbage collector may call this there, or while the interpreter ends. After `close` it does
-        nothing."""
+        The garbage collector may call this on that thread, or while the interpreter ends. After `close` it
+        does nothing."""
         if sys.is_finalizing() or forks.forked():
             coroutine.close()
             return
@@ -269,8 +269,8 @@ class Client:
     ) -> DroppedTable:
         """Drop a table or key space. Its name is free at once, it serves nobody, and it can be recalled for a time.
 
-        `keep_s`: for how long; None: as long as the cluster's setting says (24 h at first). Until then its replicas use
-        disk, and are healed as those of other tables. Afterwards they are deleted.
+        `keep_s`: for how long, in seconds; None: as long as the cluster's setting says (24 h at first). Until
+        then its replicas use disk, and are healed like those of other tables. Afterwards they are deleted.
 
         Raises:
             Rejected: NOT_FOUND: there is none of this name. UNSUPPORTED_VERSION: an upgrade is not finalized.

@@ -36,8 +36,8 @@ class KeySpace:
         """Set a key, whether or not it exists. A str is encoded as UTF-8. Returns the revision; so do all
         changes. Raises Retryable if no leader answered in time.
 
-        A revision of 0: the write is done, and its revision is not known any more. That is rare. `lease`: the key is
-        removed when this lease ends; without one it stays.
+        A revision of 0 is rare. It means that the write is done, but its revision is no longer known.
+        `lease`: the key is removed when this lease ends; without one it stays.
 
         Example:
             >>> first = space.replace("colour", "blue")
@@ -118,7 +118,7 @@ class KeySpace:
         (linearizable). Raises what `replace` raises.
 
         `max_staleness`: they may be up to this many seconds old. Then the nearest replica answers, followers
-        first. Changes of this client are in it, and reads of a client never go back.
+        first. The answer has all changes of this client, and later reads are never older.
 
         Example:
             >>> revision = space.replace("colour", "blue")
@@ -140,9 +140,10 @@ class KeySpace:
         """Watch one key, or those that begin with `prefix`, or all. It gives the changes after revision `after`; None:
         those from now on.
 
-        Each change comes once, in order of the revisions. Those of one write come together. It goes on at a new
-        leader. Raises Rejected COMPACTED, if nodes no longer keep changes from so long ago; also later, if the caller
-        takes them too slowly. Then read all keys with `snapshot`, and watch after its revision.
+        Each change comes once, in order of the revisions. Changes of one write come together. The watch goes
+        on at a new leader. Raises Rejected COMPACTED, if nodes no longer keep changes from so long ago; also
+        later, if the caller takes them too slowly. Then read all keys with `snapshot`, and watch after its
+        revision.
 
         Example:
             >>> revision = space.replace("colour", "blue")
@@ -176,7 +177,8 @@ class KeySpace:
         return Lease(self._client, self._client.run(self._keyspace.keep_lease(lease)))
 
     def revoke_lease(self, lease: Lease | int) -> int:
-        """End a lease and remove its keys, also if it is gone. Returns the revision. Raises what `replace` raises.
+        """End a lease and remove its keys. A lease that is gone is no error. Returns the revision. Raises
+        what `replace` raises.
 
         Example:
             >>> lease = space.lease(1)
@@ -296,7 +298,7 @@ class Watch:
 class Lease:
     """A lease of a key space, kept alive in the background until `revoke` or `close`, or until the client is closed.
 
-    `with` revokes it at its end. `id`: what other programs call it. `ttl_s`: its time.
+    `with` revokes it at its end. `id`: the id by which other programs name it.
 
     Example:
         >>> with space.lease(10) as lease:
@@ -348,7 +350,7 @@ class Lease:
 
     @property
     def lost_by(self) -> str:
-        """Why it is lost; empty while it is not.
+        """Why the lease is lost; "" while it is alive.
 
         Example:
             >>> lease = space.lease(10)
@@ -359,8 +361,8 @@ class Lease:
         return self.asynchronous.lost_by
 
     def keep(self) -> None:
-        """Send a sign now, and wait until it is confirmed. The lease sends signs in the background, too. Raises Rejected
-        LEASE_LOST; also what `replace` raises.
+        """Send a sign of life now, and wait until it is confirmed. The lease also sends signs in the
+        background. Raises Rejected LEASE_LOST; also what `replace` raises.
 
         Example:
             >>> with space.lease(10) as lease:
@@ -369,8 +371,8 @@ class Lease:
         self._client.run(self.asynchronous.keep())
 
     def lost(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is lost: nobody confirmed it in time, or it was revoked. Others may soon have what it holds.
-        Returns False if it was not lost within `timeout_s`.
+        """Wait until the lease is lost: nobody confirmed it in time, or it was revoked or closed. Others may
+        soon have what it holds. Returns False if it was not lost within `timeout_s`.
 
         Example:
             >>> with space.lease(10) as lease:
@@ -380,7 +382,8 @@ class Lease:
         return self._client.run(self.asynchronous.lost(timeout_s))
 
     def revoke(self) -> None:
-        """End it: remove its keys. It is lost from now on, also if no leader answers. Raises what `replace` raises.
+        """End the lease: remove its keys. It counts as lost from now on, even if no leader answers. Raises
+        what `replace` raises.
 
         Example:
             >>> lease = space.lease(10)
@@ -391,7 +394,8 @@ class Lease:
         self._client.run(self.asynchronous.revoke())
 
     def close(self) -> None:
-        """Send no more signs. The lease counts as lost from now on. Its keys are removed once its time has passed.
+        """Send no more signs of life. The lease counts as lost from now on. Its keys are removed once its
+        time has passed.
 
         Example:
             >>> lease = space.lease(10)

@@ -193,8 +193,8 @@ class Table:
 
         A datetime without a time zone is UTC, here and wherever a value of a timestamp column is given.
 
-        `durability`: "synced" or "memory", see `stele.Durability`. Then a `Written` says what the write got. Rows of concurrent
-        callers share a block, and it gets the most that one of them asks for.
+        `durability`: "synced" or "memory", see `stele.Durability`. Then a `Written` says what the write got.
+        Rows of concurrent callers share a block. It gets the highest durability that one of them asks for.
 
         Raises:
             Rejected: the row is wrong, or the durability.
@@ -277,8 +277,9 @@ class Table:
         microseconds.
 
         `max_staleness`: the row may be up to this many seconds old. Then the nearest replica answers,
-        followers first, and an `AgedRow` says how old the row is. It holds what this client has written, and
-        reads of a client never go back. `snapshot`: the row as it was at that time, from any replica.
+        followers first, and an `AgedRow` says how old the row is. The row has all that this client has
+        written, and later reads are never older. `snapshot`: the row as it was at that time, from any
+        replica.
 
         Raises Rejected for a key or column that does not fit, Retryable if no leader answered in time.
 
@@ -314,9 +315,9 @@ class Table:
     ) -> list[Any]:
         """The present rows with these keys, in the same order; None for each key without a row.
 
-        Each row is as `get` would give it, with all that was acknowledged before this call. The rows may be of different
-        moments: use `scan` to read all at one.
-        Many keys leave with one request, so this is many times faster than one `get` after another.
+        Each row is as `get` would give it, with all that was acknowledged before this call. The rows may be
+        of different moments: use `scan` to read all at one moment. Many keys leave with one request, so this
+        is many times faster than one `get` after another.
 
         `max_staleness`, `snapshot`: as for `get`. With `max_staleness` there is an `AgedRow` for each key.
 
@@ -340,11 +341,11 @@ class Table:
         part: JobPart | None = None,
         durability: str = Durability.SYNCED,
     ) -> WriteResult:
-        """Write Arrow data in blocks. Returns once all are acknowledged. `timeout_s` is for each block; `buffer_bytes` of rows
-        are queued or on their way at once.
+        """Write Arrow data in blocks. Returns once all are acknowledged. `timeout_s` is for each block. At
+        most `buffer_bytes` of rows are queued or in flight.
 
         `data`: pyarrow's, a frame of pandas or polars, or anything else that gives an Arrow stream, such as a
-        scan. Of a pandas frame a named index is written as columns.
+        scan. A named index of a pandas frame is written as columns.
 
         `on_rows` is called in the client's thread with the number of rows of each acknowledged block.
 
@@ -428,9 +429,9 @@ class Table:
         It lasts until it expires, is released, or keeps more than `max_bytes` of old rows in a replica of a tablet. Then it is
         broken, and `changes` from its time on raises CURSOR_LOST. Taken again under the same name it begins anew.
 
-        `name`: letters, digits, dots, dashes and underscores. `since`: a hybrid time or a datetime within the table's
-        history; default: now. `tablets`: ids of some of its tablets; default: all. Ranges that are added later do not have it. A
-        tablet has 16 holds at most.
+        `name`: letters, digits, dots, dashes and underscores. `since`: a hybrid time or a datetime within the
+        table's history; default: now. `tablets`: ids of some of its tablets; default: all. Ranges that are
+        added later are not held. A tablet has 16 holds at most.
 
         Raises:
             Rejected: CURSOR_LOST: history from `since` on is gone in part. TOO_LARGE: there are too many holds.
@@ -465,7 +466,8 @@ class Table:
     ) -> TableHold:
         """Have a hold expire later; with `since`, also keep history only from this later time on.
 
-        `hold`: what `hold` or `holds` returned, or a name. By a name, every tablet of the table must have it.
+        `hold`: what `hold` or `holds` returned, or a name. If it is a name, every tablet of the table must
+        have the hold.
 
         Raises:
             Rejected: CURSOR_LOST: it is gone or broken in some tablet, so some changes may be gone. Begin again with a scan.
@@ -484,10 +486,10 @@ class Table:
         )
 
     def release_hold(self, name: str, *, timeout_s: float | None = None) -> None:
-        """End a hold. Nothing happens if it is not there.
+        """End a hold. A hold that does not exist is no error.
 
         Raises:
-            Retryable: not all tablets answered within `timeout_s`. There it expires by itself.
+            Retryable: some tablets did not answer within `timeout_s`. There the hold expires by itself.
 
         Example:
             >>> held = table.hold("copy")

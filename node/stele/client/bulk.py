@@ -5,8 +5,8 @@ Used by `Table.write_arrow` and by sessions.
 
 Invariants: every input row is counted once, as written or as an error. Of two rows with the same key the
 later one wins. Blocks of one tablet are sent one after another, and all waiting rows are dealt out by one
-partitioning. So new ranges count only once no block for a dropped one is in flight. Its rows may have to go
-to a new range, ahead of later ones.
+partitioning. So new ranges take effect only once no block for a dropped range is in flight. Rows of that
+block may have to go to a new range, ahead of later rows.
 """
 
 from __future__ import annotations
@@ -84,9 +84,10 @@ class BulkWriter:
         on_refused: Refusal | None = None,
         durability: Durability = Durability.SYNCED,
     ) -> None:
-        """`op`: of all rows; None: `feed` is given one for each row. `ranges`: the table's partitioning as it becomes
-        known; None: it never changes. `attempt`: at a part of a job; rows that another attempt at it has written count
-        as written. `on_refused`: called with refused rows and their errors, which the result then lacks. `durability`: what is enough for each block."""
+        """`op`: the operation of all rows; None: `feed` gets one for each row. `ranges`: the table's
+        partitioning as it becomes known; None: it never changes. `attempt`: the attempt at a part of a job;
+        rows that another attempt at it has written count as written. `on_refused`: called with refused rows
+        and their errors, which the result then lacks. `durability`: what is enough for each block."""
         self._attempt = attempt
         self._durability = durability
         self._on_refused = on_refused
@@ -280,7 +281,8 @@ class BulkWriter:
         self._room.set()
 
     def _adopt(self) -> None:
-        """Take the partitioning that the masters told last, if it is another one, and deal waiting rows out anew.
+        """Use the newest partitioning from the masters, if it differs, and assign waiting rows to tablets
+        again.
 
         While a block for a dropped range is in flight, the present partitioning stays in force."""
         dropped = self._in_force.renew(self._tasks)
@@ -300,7 +302,8 @@ class BulkWriter:
             self._failure = exc
 
     async def _seek(self) -> None:
-        """Refuse the rows that no range covers now, unless the masters tell of a range for them."""
+        """Ask the masters for ranges that cover the rows outside all known ones, and refuse those that no
+        range covers."""
         sought, partitioning = len(self._pending[OUTSIDE]), self._in_force.partitioning
         if self._ranges is not None:
             await self._ranges.ask(self._timeout_s)
@@ -363,13 +366,14 @@ class BulkWriter:
         return encode_block(ops, self._column_ids, rows, self._schema.version)
 
     def _put_back(self, ordinal: int, rows: pa.RecordBatch, positions: npt.NDArray[np.int64]) -> None:
-        """This block was not written: its rows wait again, ahead of the others."""
+        """Have the rows of a block that was not written wait again, ahead of the others."""
         self._pending[ordinal].appendleft((rows, positions))
         self._pending_rows[ordinal] += len(positions)
         del self._under_way[ordinal]
 
     def _take_block(self, ordinal: int) -> Piece:
-        """Up to `_block_rows` rows and BLOCK_BYTES_MAX of what waits for a tablet; at least one row.
+        """Take a block from the rows that wait for a tablet: up to `_block_rows` rows and BLOCK_BYTES_MAX; at
+        least one row.
 
         Empty if the block would be small and more rows will come."""
         pending = self._pending[ordinal]

@@ -25,8 +25,8 @@ _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 def cast_each(array: pa.Array, wanted: pa.DataType) -> tuple[pa.Array, dict[int, str]]:
-    """`array` as the column type `wanted`, with null for each value that would change; and the reasons, by
-    position.
+    """Cast `array` to the column type `wanted`. Returns it with null for each value that would change, and
+    the reasons by position.
 
     Raises:
         pa.ArrowInvalid, pa.ArrowNotImplementedError: no value of this type can be cast to that one.

@@ -18,7 +18,7 @@ _ALL_INTEGERS = pa.decimal128(20, 0)
 
 
 def cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """`array` as the column type `wanted`.
+    """Cast `array` to the column type `wanted`.
 
     Raises:
         pa.ArrowInvalid: a value would change.
@@ -53,7 +53,7 @@ def _is_real(type_: pa.DataType) -> bool:
 
 
 def _dates(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """The days of timestamps that are midnight, each in its own time zone."""
+    """Return the dates of timestamps. Raises pa.ArrowInvalid if one is not midnight in its time zone."""
     local = local_time(array)
     found = pc.cast(local, wanted)
     _check(array, pc.equal(pc.cast(found, local.type), local), "it has a time of day")
@@ -61,7 +61,7 @@ def _dates(array: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def local_time(array: pa.Array) -> pa.Array:
-    """Timestamps as local times of their time zone."""
+    """Return timestamps as local times of their time zone."""
     return array if array.type.tz is None else pc.local_timestamp(array)
 
 

@@ -20,7 +20,7 @@ _AFTER, _UPTO = "the time after which to read changes,", "the time up to which t
 
 
 def change_times(after: Any, upto: Any, now: Callable[[], int]) -> tuple[int, int]:
-    """Both times as hybrid times. `now` is called if `upto` is None."""
+    """Return both times as hybrid times. `now` is called if `upto` is None."""
     begin = arguments.snapshot(after, "after", _AFTER)
     if not begin:
         raise arguments.refusal("after", after, "the snapshot of a scan, or the time after which to read")

@@ -1,5 +1,5 @@
-"""Which replicas that heals and moves made hold the same rows as another voter, as the masters record it. Used by the command
-line.
+"""Tells whether replicas that heals and moves made hold the same rows as another voter, by the masters'
+records. Used by the command line.
 
 Pure but for `compared_copies`, which fetches the view. Invariant: a replica without a comparison on record never counts as equal.
 """
@@ -108,7 +108,7 @@ async def compared_copies(client: AsyncClient, table: str = "") -> list[ReplicaC
 
 
 def copies_in(view: master_pb2.GetClusterViewResponse) -> list[ReplicaCopy]:
-    """The replicas that heals and moves made, as a view has them."""
+    """Return the replicas that heals and moves made, from a view of the cluster."""
     return [copy for tablet in view.tablets for copy in copies_of(tablet, view.now_us)]
 
 
@@ -134,7 +134,7 @@ def differing(copies: Iterable[ReplicaCopy]) -> list[ReplicaCopy]:
 
 
 def summed_up(copies: Sequence[ReplicaCopy]) -> str:
-    """How many were compared, in a line; "" if there are none."""
+    """Say in one line how many copies were compared; "" if there are no copies."""
     if not copies:
         return ""
     done = [copy for copy in copies if not copy.record.waits]

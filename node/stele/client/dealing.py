@@ -34,10 +34,11 @@ class Dealer:
         self._plain = plain_rows(schema) if plain else None
 
     def deal(self, group: Sequence[Item]) -> tuple[list[tuple[int, Part]], list[RowError]]:
-        """Parts by the ordinal of their tablet, and the errors of refused rows, by their place in `group`.
+        """Deal rows out. Returns parts, each with the ordinal of its tablet, and the errors of refused rows
+        by their place in `group`.
 
-        `group`: one or more rows of one shape, see `groups_of`. A row's values may raise any exception. Then
-        nothing is dealt out.
+        `group`: one or more rows of one shape, see `groups_of`. If a row's values raise an exception, nothing
+        is dealt out.
         """
         plain = self._deal_plain(group)
         return (plain, []) if plain is not None else self._deal_arrow(group)
@@ -75,7 +76,8 @@ class Dealer:
         return self._split(Part(self, ops, column_ids, batch, futures)), errors
 
     def again(self, part: Part) -> list[tuple[int, Part]]:
-        """A part of any dealer, dealt out by this one's partitioning. It is still encoded by the dealer that made it."""
+        """Deal a part of any dealer out again, by this one's partitioning. The dealer that made the part
+        still encodes it."""
         rows = part.dealer.batch(part)
         return self._split(Part(part.dealer, part.ops, part.column_ids, rows, part.futures))
 
@@ -97,7 +99,7 @@ class Dealer:
         return parts
 
     def join(self, whole: Part, parts: Sequence[Part]) -> None:
-        """Give `whole` the operations and rows of `parts`, which have its columns.
+        """Put the operations and rows of all `parts` into `whole`, which has the same columns.
 
         Raises:
             pyarrow.ArrowInvalid: their rows cannot be one batch.
@@ -110,14 +112,14 @@ class Dealer:
             whole.rows = pa.concat_batches([self.batch(part) for part in parts])
 
     def batch(self, part: Part) -> pa.RecordBatch:
-        """The rows of a part in Arrow."""
+        """Return the rows of a part in Arrow."""
         if not isinstance(part.rows, list):
             return part.rows
         assert self._plain is not None
         return self._plain.batch(part.rows)
 
     def block(self, part: Part) -> bytes:
-        """The encoded block of a part."""
+        """Encode a part as a block."""
         ops, rows = part.ops, part.rows
         if (
             self._plain is not None

@@ -81,7 +81,7 @@ async def drop(ask: Ask, info: TableInfo, keep_s: float | None, timeout_s: float
     """Drop a table, and wait until no node that the masters hear serves it.
 
     Raises:
-        Retryable: UNKNOWN_OUTCOME: it is dropped, but some nodes did not say within `timeout_s` that they know it.
+        Retryable: UNKNOWN_OUTCOME: it is dropped, but some nodes did not confirm it within `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     request = master_pb2.DropTableRequest(
@@ -183,7 +183,7 @@ def is_part_of_id(text: str, table_id: str = "") -> bool:
 
 
 def still_served(info: TableInfo | DroppedTable, nodes: Sequence[str]) -> str:
-    """What to say of a deleted table while these nodes have not answered."""
+    """Return the message about a deleted table while these nodes have not answered."""
     kind = "key space" if info.kind == "keyspace" else "table"
     named = ", ".join(nodes[:3]) + (", ..." if len(nodes) > 3 else "")
     many = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"

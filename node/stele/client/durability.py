@@ -51,7 +51,7 @@ ASKED = {Durability.SYNCED: tserver_pb2.SYNCED, Durability.MEMORY: tserver_pb2.M
 
 
 def durability_of(durability: Any) -> Durability:
-    """What a caller asks for. Raises Rejected for anything but "synced" and "memory"."""
+    """Parse the durability that a caller asks for. Raises Rejected for anything but "synced" and "memory"."""
     try:
         return Durability(durability)
     except ValueError:
@@ -59,8 +59,8 @@ def durability_of(durability: Any) -> Durability:
 
 
 def got(answer: tserver_pb2.WriteResponse) -> Durability:
-    """What a write got, as its leader said. A leader of an earlier release says nothing, because it always waits for the
-    commit."""
+    """Return the durability that a write got, by its leader's answer. A leader of an earlier release says
+    nothing, because it always waits for the commit."""
     return Durability.MEMORY if answer.durability == tserver_pb2.MEMORY else Durability.SYNCED
 
 

@@ -142,7 +142,7 @@ class TableHolds:
         return sorted(self._merged(found).values(), key=lambda hold: hold.name)
 
     def _places(self, its: set[str] | None = None) -> list[TabletPlace]:
-        """The table's tablets, or those of them that are in `its`."""
+        """Return the table's tablets; with `its`, only those whose ids are in it."""
         ordinals = [ordinal for ordinal, _ in numbered(self._locations.info.partition_schema)]
         places = self._locations.by_ordinal(ordinals)
         return places if its is None else [place for place in places if place.tablet_id in its]

@@ -94,7 +94,7 @@ class AsyncKeySpace:
 
         `lease`: the key is removed when this lease ends; without one it stays.
 
-        A revision of 0: the write is done, and its revision is not known any more. That is rare.
+        A revision of 0 is rare. It means that the write is done, but its revision is no longer known.
         """
         return (await self._ask(tserver_pb2.KV_REPLACE, key, value, lease)).revision
 
@@ -132,7 +132,7 @@ class AsyncKeySpace:
         """One key, or those that begin with `prefix`, or all; with the revision at which they are read (linearizable).
 
         `max_staleness`: they may be up to this many seconds old. Then the nearest replica answers, followers
-        first. Changes of this client are in it, and reads of a client never go back.
+        first. The answer has all changes of this client, and later reads are never older.
         """
         raw, is_prefix = _one_or_prefix(key, prefix)
         self._ensure_version("a revision")
@@ -157,7 +157,8 @@ class AsyncKeySpace:
         """Watch one key, or those that begin with `prefix`, or all. It gives the changes after revision `after`; None: those
         from now on.
 
-        Each change comes once, in order of the revisions. Those of one write come together. It goes on at a new leader.
+        Each change comes once, in order of the revisions. Changes of one write come together. The watch goes
+        on at a new leader.
 
         Raises:
             Rejected: COMPACTED: nodes no longer keep changes from so long ago; also later, if the caller takes them too
@@ -236,7 +237,7 @@ class AsyncKeySpace:
         return AsyncLease(self.name, self._tablet, lease, ttl_s, self._timeout_s, self._cluster_id)
 
     async def revoke_lease(self, lease: AsyncLease | int) -> int:
-        """End a lease and remove its keys, also if it is gone. Returns the revision."""
+        """End a lease and remove its keys. A lease that is gone is no error. Returns the revision."""
         return (await self._ask(tserver_pb2.KV_LEASE_REVOKE, b"", b"", lease)).revision
 
     async def leases(self) -> tuple[KeyLease, ...]:
@@ -293,7 +294,8 @@ class AsyncKeySpace:
                 return holder.decode("utf-8", "replace")
 
     async def _renewed(self, name: str, candidate: str, lease: AsyncLease | int) -> bool:
-        """Attach to this lease a name that the same candidate took with another lease. False: the name was lost meanwhile."""
+        """Move a name that the same candidate took with another lease to this lease. False: the name was lost
+        meanwhile."""
         try:
             await self.write({name: candidate}, when={name: candidate}, lease=lease)
         except Rejected as exc:
@@ -387,7 +389,7 @@ def _raw(given: ValuesByKey, what: str) -> dict[bytes, bytes | None]:
 
 
 def _one_or_prefix(key: bytes | str | None, prefix: bytes | str | None) -> tuple[bytes, bool]:
-    """(what is asked for, whether it is a prefix). Neither given: all keys."""
+    """Return (the key or prefix, whether it is a prefix). If neither is given, all keys are meant."""
     if key is None:
         return (b"" if prefix is None else arguments.raw(prefix, "prefix")), True
     if prefix is not None:

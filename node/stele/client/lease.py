@@ -115,7 +115,7 @@ class AsyncLease:
 
     @property
     def lost_by(self) -> str:
-        """Why it is lost; empty while it is not.
+        """Why the lease is lost; "" while it is alive.
 
         Example:
             >>> lease = space.lease(10)
@@ -141,7 +141,8 @@ class AsyncLease:
         self._task = self._tablet.in_background(self._keep_alive())
 
     async def keep(self) -> None:
-        """Send a sign now, and wait until it is confirmed. The lease sends signs in the background, too.
+        """Send a sign of life now, and wait until it is confirmed. The lease also sends signs in the
+        background.
 
         Raises:
             Rejected: LEASE_LOST.
@@ -210,13 +211,15 @@ class AsyncLease:
         return self._lost.is_set()
 
     async def revoke(self) -> None:
-        """End it: remove its keys. It is lost from now on, also if no leader answers. Raises what `replace` raises."""
+        """End the lease: remove its keys. It counts as lost from now on, even if no leader answers. Raises
+        what `replace` raises."""
         await self.close()
         request = tserver_pb2.KvRequest(op=tserver_pb2.KV_LEASE_REVOKE, lease=self.id)
         await self._tablet.kv(request, timeout_s=self._timeout_s)
 
     async def close(self) -> None:
-        """Send no more signs. The lease counts as lost from now on. Its keys are removed once its time has passed."""
+        """Send no more signs of life. The lease counts as lost from now on. Its keys are removed once its
+        time has passed."""
         self._end("it was ended here")
         task, self._task = self._task, None
         if task is not None:
@@ -235,7 +238,7 @@ class AsyncLease:
 
 
 def ttl_s(given: object) -> float:
-    """The time of a lease in seconds."""
+    """Check how long a lease is to live without a sign of its holder, in seconds."""
     found = arguments.seconds(given, "ttl_s")
     if not TTL_MIN_MS <= round(found * 1000) <= TTL_MAX_MS:
         raise arguments.refusal("ttl_s", given, f"{TTL_MIN_MS // 1000} to {TTL_MAX_MS // 1000} seconds")

@@ -315,7 +315,8 @@ class Locations:
             raise
 
     def end(self, how: str) -> None:
-        """This client has "deleted" or "dropped" the table: stop asking for it, and accept no answer."""
+        """Stop asking for the table, and accept no more answers, because this client has "deleted" or
+        "dropped" it (`how`)."""
         kind = "key space" if self.info.kind == "keyspace" else self.info.kind
         self.gone = f"{kind} {self.info.name} was {how}"
 
@@ -366,7 +367,7 @@ class Locations:
         self.complete = len(self.tablets) == info.partition_schema.tablets
 
     def by_ordinal(self, ordinals: Sequence[int]) -> list[TabletPlace]:
-        """The tablets with these ordinals.
+        """Return the tablets with these ordinals.
 
         Raises:
             Rejected: NOT_FOUND: the table was deleted. TABLET_DELETED: the range of one was dropped.

@@ -1,4 +1,4 @@
-"""A point read's arguments and answer. Pure; used by table.py.
+"""Checks the arguments of a point read, and decodes its answer. Pure; used by table.py.
 
 Invariant: an argument that does not fit the table is refused before any server is asked.
 """
@@ -21,7 +21,7 @@ Key = Row | Sequence[Any] | Any
 
 
 def ids_of(table: str, schema: Schema, columns: Sequence[str] | None) -> tuple[int, ...]:
-    """The ids of columns by name; () for None.
+    """Return the ids of the columns with these names; () for None.
 
     Raises:
         Rejected: a name is not that of a column, or no name is given.
@@ -38,7 +38,7 @@ def ids_of(table: str, schema: Schema, columns: Sequence[str] | None) -> tuple[i
 
 
 def key_row(schema: Schema, key: Key) -> Row:
-    """A key as a mapping of the key columns.
+    """Return a key as a mapping of the key columns.
 
     Raises:
         Rejected: another number of values.
@@ -55,7 +55,7 @@ def key_row(schema: Schema, key: Key) -> Row:
 
 
 def rows_of(table: str, rows: bytes) -> list[dict[str, Any]]:
-    """The rows of a node's answer.
+    """Decode the rows of a node's answer.
 
     Raises:
         Corrupt: it is not an Arrow stream of rows.

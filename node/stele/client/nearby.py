@@ -43,7 +43,7 @@ class AgedRow(NamedTuple):
 
     Attributes:
         row: The row; None if there was none.
-        age_s: The row has all writes that were acknowledged this many seconds before the call.
+        age_s: The row has all writes that were acknowledged at least this many seconds before the call.
         node_id: The node that answered.
 
     Example:
@@ -67,7 +67,7 @@ class NearAnswer(NamedTuple):
 
 
 class Nearby:
-    """The replicas of one tablet, nearest first, for a reader in `zone` ("": not said)."""
+    """The replicas of one tablet, nearest first, for a reader in `zone`; "" if it is not known."""
 
     def __init__(self, tablet: TabletClient, zone: str) -> None:
         self.tablet = tablet
@@ -77,7 +77,7 @@ class Nearby:
         self._left_alone: dict[str, float] = {}  # until when, by node
 
     async def read(self, request: tserver_pb2.ReadRequest, how: How, timeout_s: float) -> NearAnswer:
-        """The rows with the keys of a request. Raises what `TabletClient.read` raises."""
+        """Read the rows with the keys of a request. Raises what `TabletClient.read` raises."""
         asked = tserver_pb2.ClientRequest(read=request)
         asked.read.snapshot = how.snapshot
         response, node_id = await self._nearest(asked, asked.read, how.max_staleness_us or 0, timeout_s)
@@ -87,7 +87,7 @@ class Nearby:
     async def kv(
         self, request: tserver_pb2.KvRequest, max_staleness_us: int, timeout_s: float
     ) -> tserver_pb2.KvResponse:
-        """A read of a key space. Raises what `TabletClient.kv` raises."""
+        """Read from a key space. Raises what `TabletClient.kv` raises."""
         asked = tserver_pb2.ClientRequest(kv=request)
         response, _ = await self._nearest(asked, asked.kv, max_staleness_us, timeout_s)
         return response.kv
@@ -99,7 +99,7 @@ class Nearby:
         max_staleness_us: int,
         timeout_s: float,
     ) -> tuple[Response, str]:
-        """(the answer of the nearest replica that can answer, its node)."""
+        """Return (the answer of the nearest replica that can answer, its node)."""
         until = time.monotonic() + timeout_s
         body.any_replica, body.max_staleness_us, body.after = True, max_staleness_us, self.tablet.seen
         for replica in self._followers():

@@ -285,7 +285,8 @@ def refuse_leaving(
 
 
 def _leaving(view: ClusterView, node: master_pb2.NodeViewPB) -> set[str]:
-    """The node, and those that drain already but still hold something. All of their replicas need places."""
+    """Return the node, and the nodes that drain already but still hold something. All their replicas need
+    places."""
     draining = {n.node_id for n in view.nodes if n.state is NodeState.DRAINING and not n.given_up}
     return {id_from_pb(node.node_id), *draining}
 
@@ -301,7 +302,7 @@ _ENDED_BY = {
 async def _take_back(
     masters: Masters, given: str, wanted: Sequence[Wanted], override: bool, timeout_s: float
 ) -> Answer:
-    """`wanted`: the states that this call may cancel."""
+    """Return a node to service. `wanted`: the wanted states that this call may cancel."""
     pb = await cluster_view(masters, timeout_s=timeout_s)
     node = node_called(given, list(pb.nodes))
     status = status_in(pb, node)

@@ -1,7 +1,7 @@
 """Placement of one tablet's replicas by hand: move, add, remove, take back. Used by the command line and by
 programs of administrators.
 
-The masters record what is asked for, and a driver carries it out. Nothing undoes it but `release_tablet`.
+The masters record what is asked for, and a driver carries it out. Only `release_tablet` undoes it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TIMEOUT_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What is asked for a tablet after a request. `replicas`: how many it is to have."""
+    """The placement that is now asked for a tablet. `replicas`: how many replicas it is to have."""
 
     tablet_id: str
     table_name: str

@@ -37,7 +37,7 @@ class PlainKeys:
         self._front = front + -front % 8  # a read sends only the message of a block
 
     def values(self, keys: Sequence[Any]) -> list[Values] | None:
-        """The values of these keys; None if one may not be encoded here."""
+        """Return the values of these keys; None if one of them cannot be encoded here."""
         kinds, width = set(map(type, keys)), len(self._column_ids)
         if self._fits is None:
             return None
@@ -50,14 +50,14 @@ class PlainKeys:
         return found if all(fits(column) for fits, column in zip(self._fits, zip(*found))) else None
 
     def assign(self, values: Sequence[Values], partitioning: PartitionSchema) -> list[int]:
-        """The ordinal of each key's tablet, or OUTSIDE."""
+        """Return the ordinal of each key's tablet; OUTSIDE if no range covers the key."""
         if len(values) > KEYS_MAX:
             ordinals: list[int] = assign(self.batch(values), self._schema, partitioning).tolist()
             return ordinals
         return assign_few(dict(zip(self._column_ids, zip(*values))), self._schema, partitioning)
 
     def encode(self, values: Sequence[Values]) -> bytes:
-        """An Arrow record batch message of these keys."""
+        """Encode these keys as an Arrow record batch message."""
         columns = list(zip(*values))
         if len(values) <= ROWS_MAX:
             return self._layout.encode(RowOp.DELETE, columns)[self._front :]
@@ -79,7 +79,7 @@ def message_of(keys: pa.RecordBatch) -> bytes:
 
 
 def plain_keys(schema: Schema) -> PlainKeys | None:
-    """The encoder of a schema's keys, made once; None if a key column has another type than integer or text."""
+    """Return the encoder of a schema's keys, made once. None if a key column is neither an integer nor text."""
     if "plain_keys" not in schema.derived:
         schema.derived["plain_keys"] = _made(schema)
     found: PlainKeys | None = schema.derived["plain_keys"]

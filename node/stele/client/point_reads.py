@@ -68,7 +68,7 @@ class _Part:
     alone: bool = False
 
     def some(self, places: Sequence[int], *, alone: bool = False) -> _Part:
-        """The keys at these places."""
+        """Return a part with the keys at these places."""
         if isinstance(self.keys, list):
             keys = [self.keys[at] for at in places]
         else:
@@ -83,7 +83,7 @@ class _Part:
 
     @property
     def message(self) -> bytes:
-        """The keys as a request has them."""
+        """Encode the keys for a request."""
         plain = plain_keys(self.schema)
         if plain is not None and isinstance(self.keys, list):
             return plain.encode(self.keys)
@@ -116,8 +116,9 @@ class ReadsRows(Protocol):
 
 
 class PointReads:
-    """One per open table and way to read. `name()` and `schema()` give its present name and columns, `tablet_of(ordinal)` the client of a
-    tablet. `result(row, answer)`: what a caller gets for a row of a tablet's answer; for a key of no tablet, both are None."""
+    """One per open table and way to read. `name()` and `schema()` give the table's present name and columns.
+    `tablet_of(ordinal)` gives the client of a tablet. `result(row, answer)`: what a caller gets for a row of
+    a tablet's answer; for a key of no tablet, both are None."""
 
     def __init__(
         self,
@@ -224,7 +225,7 @@ class PointReads:
             self._begin_round()
 
     def _end_round(self) -> None:
-        """By now, answered callers have asked for their next keys. These are dealt out first; then the next round begins."""
+        """Schedule the next round. Answered callers ask for their next keys first, so these leave with it."""
         self._gate = asyncio.get_running_loop().call_soon(self._begin_round)
 
     def _parts(self, column_ids: ColumnIds, sought: Sequence[_Sought]) -> list[tuple[int, _Part]]:
@@ -333,8 +334,9 @@ class PointReads:
             fail_all([one.future for one in part.sought], exc)
 
     def _give_up(self, ordinal: int, part: _Part, exc: Retryable) -> None:
-        """Fail the keys whose callers have no time left, in this request and in those that wait behind it. Ask for the
-        other keys again. If none of the request has run out of time, it failed otherwise, and so do all its keys."""
+        """Fail the keys whose callers have no time left, in this request and in those that wait behind it.
+        Ask for the other keys again. If no key of the request has run out of time, the request failed for
+        another reason, and all its keys fail."""
         soon, kept = time.monotonic() + _SLACK * self._timeout_s, deque[_Part]()
         for each in (part, *self._waiting.pop(ordinal, ())):
             later = [at for at, one in enumerate(each.sought) if one.until > soon]

@@ -28,8 +28,8 @@ _ROUNDS = 3
 
 
 async def prepare(pool: ChannelPool, plan: ScanPlan, timeout_s: float = PREPARE_TIMEOUT_S) -> None:
-    """Fill in `plan.prepared`: one request to each node that leads some of the plan's tablets. What fails is left out, so
-    this raises nothing."""
+    """Fill in `plan.prepared`: one request to each node that leads some of the plan's tablets. Tablets that
+    fail are left out, so this raises nothing."""
     left = [tablet for tablet in plan.tablets if tablet.tablet_id not in plan.prepared and tablet.replicas]
     asked = {tablet.tablet_id: tablet.target() for tablet in left}
     for _ in range(_ROUNDS):
@@ -53,7 +53,7 @@ async def prepare(pool: ChannelPool, plan: ScanPlan, timeout_s: float = PREPARE_
 async def _ask(
     pool: ChannelPool, place: ReplicaPlace, tablets: Sequence[TabletPlace], snapshot: int, timeout_s: float
 ) -> Sequence[tserver_pb2.PreparedTabletPB]:
-    """What a node answers about these tablets; nothing if it does not answer, or is of an earlier release."""
+    """Ask a node about these tablets. The answer is empty if the node is silent, or of an earlier release."""
     request = tserver_pb2.PrepareSnapshotRequest(
         snapshot=snapshot,
         tablet_ids=[id_to_pb(tablet.tablet_id) for tablet in tablets],

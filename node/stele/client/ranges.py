@@ -19,13 +19,13 @@ NO_RANGE = "no range of the table covers this row; add one with `stele table alt
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """How a table is split, as the masters told it last."""
+    """How a table is split, by the last answer of the masters."""
 
     locations: Locations
 
     @property
     def now(self) -> PartitionSchema:
-        """The partitioning. The same object until it changes."""
+        """The present partitioning: the same object until it changes."""
         return self.locations.info.partition_schema
 
     async def ask(self, timeout_s: float) -> None:
@@ -39,7 +39,7 @@ class Ranges:
         await self.locations.ask_anew(timeout_s=timeout_s)
 
     def places(self, schema: Schema, spec: ScanSpec) -> tuple[TabletPlace, ...]:
-        """The tablets that may hold a row that the scan asks for.
+        """Return the tablets that may hold rows of the scan.
 
         Raises:
             Rejected: NOT_FOUND: the table was deleted.
@@ -50,7 +50,8 @@ class Ranges:
     async def places_now(
         self, schema: Schema, spec: ScanSpec, gone: bool, timeout_s: float
     ) -> tuple[TabletPlace, ...]:
-        """As `places`. If such a row may be outside all known ranges, ask the masters first: somebody may have added its range.
+        """As `places`. If a row of the scan may be outside all known ranges, ask the masters first: somebody
+        may have added its range.
 
         `gone`: a range was dropped, and the masters were just asked. Raises what `ask` and `places` raise."""
         if not gone and may_be_outside(self.now, *_wanted(schema, spec)):
@@ -71,13 +72,14 @@ class RangesInForce:
 
     @property
     def outdated(self) -> bool:
-        """Whether the masters have told of another partitioning."""
+        """Whether the masters' last answer has another partitioning."""
         return self._ranges is not None and self._ranges.now is not self.partitioning
 
     def renew(self, in_flight: Collection[int]) -> frozenset[int] | None:
-        """Put the partitioning in force that the masters told last. `in_flight`: tablets with a block under way.
+        """Put the newest partitioning from the masters in force. `in_flight`: tablets with a block under way.
 
-        Returns the tablets that it drops: their waiting rows are dealt out anew. None: the present one stays in force."""
+        Returns the tablets that it drops: their waiting rows are assigned to tablets again. None: the present
+        partitioning stays in force."""
         if self._ranges is None or not self.outdated:
             return None
         if self._ranges.now is not self._next:

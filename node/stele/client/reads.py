@@ -1,7 +1,7 @@
 """The reads of an open table: rows by key, scans, changes, and plans for programs that read tablets themselves.
 
-Owned by table.py. Knows the table by a small port. Invariant: an argument that does not fit the table is refused before
-any server is asked.
+Owned by table.py. Knows the table only as an `OpenTable`. Invariant: an argument that does not fit the table
+is refused before any server is asked.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class OpenTable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which rows to scan, as people say it. `AsyncTable.scan` tells what each argument means."""
+    """The arguments of a scan, as the caller gave them. `AsyncTable.scan` tells what each one means."""
 
     columns: Sequence[str] | None = None
     predicates: Predicates = ()
@@ -107,7 +107,8 @@ class TableReads:
         max_staleness: float | None = None,
         snapshot: int | datetime | None = None,
     ) -> Any:
-        """The row with this key: the present one, one of a snapshot, or an AgedRow. `AsyncTable.get` has the details."""
+        """Return the row with this key: the present one, one of a snapshot, or an AgedRow. `AsyncTable.get`
+        has the details."""
         self._streams.ensure_open()
         points = self._points_for(max_staleness, snapshot)
         return await points.get(key, ids_of(self._name, self._table.schema, columns))
@@ -125,7 +126,8 @@ class TableReads:
         return await points.get_many(keys, ids_of(self._name, self._table.schema, columns))
 
     def _points_for(self, max_staleness: float | None, snapshot: int | datetime | None) -> PointReads:
-        """The PointReads for this staleness or snapshot. Its reads share requests; the last few used are kept."""
+        """Return the PointReads for this staleness or snapshot, whose reads share requests. The last few that
+        were used are kept."""
         how = how_of(max_staleness, snapshot, self._locations.info)
         if how is None:
             return self._points
@@ -182,7 +184,8 @@ class TableReads:
         await prepare(self._streams.pool, plan)
 
     async def split(self, plan: ScanPlan, part_bytes: int) -> list[ScanPlan]:
-        """A plan in parts of about `part_bytes` of files, for parallel readers. Together they give its rows.
+        """Cut a plan into parts of about `part_bytes` of files, for parallel readers. Together the parts give
+        its rows.
 
         Each part is a range of keys of one tablet. If the plan has a limit, each part has it."""
         self._streams.ensure_open()
@@ -198,7 +201,8 @@ class TableReads:
         *,
         timeout_s: float | None = None,
     ) -> T:
-        """The result of `read(batches)`, called in a thread of its own with the rows of one tablet of an ordered plan.
+        """Call `read(batches)` in a thread of its own, with the rows of one tablet of an ordered plan.
+        Returns its result.
 
         The batches come in key order, with one in memory at a time. If this call is cancelled, `read` gets an error with
         its next batch, and is waited for.
@@ -252,8 +256,8 @@ class TableReads:
         planned, seconds = plan(), self._seconds(timeout_s)
 
         async def replan() -> ScanPlan:
-            """Plan again with the columns of a newer schema. Waits for it: while a table is ALTERING, the
-            masters still give the earlier one."""
+            """Wait for a newer schema, and plan again with its columns. While a table is ALTERING, the
+            masters still give the earlier schema."""
             until = time.monotonic() + seconds
             while self._table.schema.version <= planned.schema.version and time.monotonic() < until:
                 await self._table.refresh()

@@ -290,7 +290,8 @@ async def recover(
     """Let the most advanced survivor continue alone. Returns the record of the recovery.
 
     Raises:
-        Rejected: UNSAFE_CHANGE, a majority is heard; CAS_FAILED, it was recovered meanwhile; `found.refused`.
+        Rejected: UNSAFE_CHANGE: a majority is heard. CAS_FAILED: it was recovered meanwhile. Also if
+            `found.refused` is not "".
         Retryable: no master leads, or it has not heard of all nodes yet.
     """
     if found.refused:

@@ -1,6 +1,6 @@
-"""How `repr` shows what a client gives: what it is, its name, its cluster. Pure; asks nobody.
+"""How `repr` shows a client's objects: kind, name and cluster. Pure; asks nobody.
 
-Invariant: no rows, keys, values or conditions are in it, and no control characters.
+Invariant: the text has no rows, keys, values, conditions or control characters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def blocking(asynchronous: object) -> str:
 
 
 def named(names: Sequence[str]) -> str:
-    """The first names of a list, and how many more there are."""
+    """Return the first names of a list, and how many more there are."""
     more = len(names) - _NAMES_SHOWN
     return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
@@ -43,5 +43,5 @@ def read(tablets: int, ranges: Sequence[KeyRange]) -> str:
 
 
 def at(snapshot: int) -> str:
-    """A snapshot's time."""
+    """Return the time of a snapshot as text, in UTC."""
     return utc(physical_us(snapshot))

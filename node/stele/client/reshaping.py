@@ -1,4 +1,4 @@
-"""Makes blocks again whose columns were dropped while they were on their way. Used by tablet.py.
+"""Makes a block again if columns of it were dropped while it was on its way. Used by tablet.py.
 
 A node refuses a block that names a dropped column (SCHEMA_MISMATCH), as Kudu does. Whole rows name every column
 of the schema that their client knew, also those that the caller did not give. If the caller gave no value for it,
@@ -17,7 +17,8 @@ from stele.model.schema import Schema
 
 
 def reshaped(block: bytes, made_with: Schema, newest: Schema) -> bytes:
-    """The same rows without the columns that were dropped. `made_with`: the schema of the block.
+    """Return the block without the columns that were dropped. `made_with`: the schema that the block was made
+    with.
 
     Raises:
         Rejected: SCHEMA_MISMATCH: no such column was dropped, or the rows have values for one.

@@ -1,4 +1,4 @@
-"""Single rows of an open table, and the columns that the table knows. Used by table.py.
+"""Writes single rows of an open table, and keeps the columns that the table knows. Used by table.py.
 
 Owns the batcher and the columns in force. Invariant: the batcher has the columns that `schema` gives.
 """
@@ -55,8 +55,8 @@ class RowWrites:
     def take_news(self) -> None:
         """Adopt a newer schema, if the masters have sent one.
 
-        This is not done with each answer of theirs: a program that uses a column's old name continues until
-        it must learn the new one.
+        Not every answer of the masters leads to this. A program that uses a column's old name can go on until
+        it must learn the new name.
         """
         locations, told = self._locations, self._locations.info.schema
         if told is not None and told.version > self._schema.version:

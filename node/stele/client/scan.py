@@ -54,9 +54,11 @@ class AsyncScanner:
         tablets: Callable[[bool], Awaitable[tuple[TabletPlace, ...]]] | None = None,
         prepare: Callable[[ScanPlan], Awaitable[None]] | None = None,
     ) -> None:
-        """`replan`: makes the plan anew where the table's columns have changed since; raises why it cannot.
+        """`replan`: makes the plan again if the table's columns have changed since; raises an error if it
+        cannot.
 
-        `tablets(gone)`: the tablets to read now, as ranges may have been added since, or `gone`: one was dropped.
+        `tablets(gone)`: returns the tablets to read now, since ranges may have been added. `gone`: a range
+        was dropped.
 
         `prepare(plan)`: has the leaders prepare the snapshot, so that other replicas can serve it, too."""
         self._tablets = tablets
@@ -303,7 +305,7 @@ class AsyncScanner:
 
 
 def _locator(locations: Locations) -> Callable[[], None]:
-    """A function that scans in other threads call, so that the masters are asked where the tablets are."""
+    """Return a function that scans in other threads call. It has the masters asked where the tablets are."""
     loop = asyncio.get_running_loop()
 
     def locate() -> None:
@@ -322,7 +324,8 @@ async def read_tablet(
     timeout_s: float,
     read: Callable[[Iterator[pa.RecordBatch]], T],
 ) -> T:
-    """The result of `read(batches)` for one tablet of an ordered plan. `TableReads.read_tablet` has the details."""
+    """Return the result of `read(batches)` for one tablet of an ordered plan. `TableReads.read_tablet` has
+    the details."""
     scan = TabletScan(pool, plan, tablet, timeout_s, _locator(locations))
 
     def batches() -> Iterator[pa.RecordBatch]:

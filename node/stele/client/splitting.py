@@ -25,8 +25,8 @@ _BYTES_MAX = 1 << 62
 
 
 async def split(pool: ChannelPool, plan: ScanPlan, part_bytes: int) -> list[ScanPlan]:
-    """The parts of a plan, tablet by tablet, each in key order. Parts without keys for the plan's predicates are left
-    out."""
+    """Return the parts of a plan, tablet by tablet, each in key order. Parts without keys for the plan's
+    predicates are left out."""
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def of_tablet(tablet: TabletPlace) -> list[ScanPlan]:
@@ -38,7 +38,7 @@ async def split(pool: ChannelPool, plan: ScanPlan, part_bytes: int) -> list[Scan
 
 
 def parts(plan: ScanPlan, tablet: TabletPlace, split_keys: Sequence[bytes]) -> list[ScanPlan]:
-    """One tablet of a plan, cut at these ascending keys."""
+    """Cut one tablet of a plan at these ascending keys."""
     spec, wanted = plan.spec, plan.ranges
     prepared = (
         {tablet.tablet_id: plan.prepared[tablet.tablet_id]} if tablet.tablet_id in plan.prepared else {}
@@ -53,7 +53,7 @@ def parts(plan: ScanPlan, tablet: TabletPlace, split_keys: Sequence[bytes]) -> l
 
 
 async def _keys(pool: ChannelPool, tablet: TabletPlace, part_bytes: int) -> Sequence[bytes]:
-    """Where a replica of the tablet would cut it: the presumed leader, else another one."""
+    """Ask a replica of the tablet where to cut it: the presumed leader, else another one."""
     request = tserver_pb2.SplitKeysRequest(
         tablet_id=id_to_pb(tablet.tablet_id),
         tablet_incarnation=tablet.incarnation,

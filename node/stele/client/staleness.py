@@ -1,4 +1,4 @@
-"""How old a read may be, as people say it. Pure; used by reads.py.
+"""Parses `max_staleness` and `snapshot` of a read. Pure; used by reads.py.
 
 Invariant: a read that history cannot answer is refused before any server is asked.
 """
@@ -15,7 +15,7 @@ from stele.model.errors import Rejected
 
 
 def how_of(max_staleness: Any, snapshot: int | datetime | None, table: TableInfo) -> How | None:
-    """How to read rows by key. None: through the leader, as they are now.
+    """Return how to read rows by key. None: at the leader, as they are now.
 
     Raises:
         Rejected: both are given, or one does not fit.
@@ -29,7 +29,7 @@ def how_of(max_staleness: Any, snapshot: int | datetime | None, table: TableInfo
 
 
 def staleness_us(max_staleness: Any, table: TableInfo) -> int:
-    """A staleness in microseconds.
+    """Return a staleness in microseconds.
 
     Raises:
         Rejected: it is no number of seconds, it is negative, or longer than the table's history.

@@ -105,14 +105,14 @@ class Streams:
     # --- watches
 
     def add_watch(self, watch: Watching) -> int:
-        """Pass on to a watch what nodes push for it, until nobody refers to it any more. Returns the number of its first attempt.
-        Later attempts count from there."""
+        """Pass what nodes push for a watch on to it, until nobody refers to the watch any more. Returns the
+        number of its first attempt. Later attempts count from there."""
         base, self._next_watch = self._next_watch, self._next_watch + 1
         self._watches[base] = watch
         return base << _ATTEMPT_BITS
 
     def remove_watch(self, number: int) -> None:
-        """Give a watch nothing more. A node that still pushes for it is told to stop."""
+        """Pass nothing more to a watch. A node that still pushes for it is told to stop."""
         base = number >> _ATTEMPT_BITS
         self._watches.pop(base, None)
         for stream in self._streams.values():

@@ -83,7 +83,7 @@ class AsyncTable:
 
     @property
     def partition_schema(self) -> PartitionSchema:
-        """How the table is split, by column ids, as the masters told it last."""
+        """How the table is split, by column ids, as the masters last told it."""
         return self._ranges.now
 
     @property
@@ -193,8 +193,8 @@ class AsyncTable:
 
         A datetime without a time zone is UTC, here and wherever a value of a timestamp column is given.
 
-        `durability`: "synced" or "memory", see `stele.Durability`. Then a `Written` says what the write got. Rows of concurrent
-        callers share a block, and it gets the most that one of them asks for.
+        `durability`: "synced" or "memory", see `stele.Durability`. Then a `Written` says what the write got.
+        Rows of concurrent callers share a block. It gets the highest durability that one of them asks for.
 
         Raises:
             Rejected: the row is wrong, or the durability.
@@ -261,9 +261,9 @@ class AsyncTable:
     ) -> WriteResult:
         """Write Arrow data in blocks: tablets in parallel, the blocks of one tablet one after another.
 
-        `data`: pyarrow's, a frame of pandas or polars, or anything else that gives an Arrow stream. Of a pandas
-        frame a named index is written as columns. `timeout_s` is for each block. `on_rows` is called with the
-        number of rows of each acknowledged block.
+        `data`: pyarrow's, a frame of pandas or polars, or anything else that gives an Arrow stream. A named
+        index of a pandas frame is written as columns. `timeout_s` is for each block. `on_rows` is called with
+        the number of rows of each acknowledged block.
 
         `part`: part of a job, see `stele.Job`. A row whose key an earlier attempt at this part has written counts as
         written, and changes nothing. `durability`: as for `put`, for each block; the result says what they got.
@@ -345,8 +345,9 @@ class AsyncTable:
         microseconds.
 
         `max_staleness`: the row may be up to this many seconds old. Then the nearest replica answers,
-        followers first, and an `AgedRow` says how old the row is. It holds what this client has written, and
-        reads of a client never go back. `snapshot`: the row as it was at that time, from any replica.
+        followers first, and an `AgedRow` says how old the row is. The row has all that this client has
+        written, and later reads are never older. `snapshot`: the row as it was at that time, from any
+        replica.
 
         Raises:
             Rejected: a key that does not fit, or an unknown column.
@@ -379,9 +380,9 @@ class AsyncTable:
     ) -> list[Any]:
         """The present rows with these keys, in the same order; None for each key without a row.
 
-        Each row is as `get` would give it, with all that was acknowledged before this call. The rows may be of different
-        moments: use `scan` to read all at one.
-        Many keys leave with one request, so this is many times faster than one `get` after another.
+        Each row is as `get` would give it, with all that was acknowledged before this call. The rows may be
+        of different moments: use `scan` to read all at one moment. Many keys leave with one request, so this
+        is many times faster than one `get` after another.
 
         `max_staleness`, `snapshot`: as for `get`. With `max_staleness` there is an `AgedRow` for each key.
 
@@ -462,9 +463,9 @@ class AsyncTable:
         It lasts until it expires, is released, or keeps more than `max_bytes` of old rows in a replica of a tablet. Then it is
         broken, and `changes` from its time on raises CURSOR_LOST. Taken again under the same name it begins anew.
 
-        `name`: letters, digits, dots, dashes and underscores. `since`: a hybrid time or a datetime within the table's
-        history; default: now. `tablets`: ids of some of its tablets; default: all. Ranges that are added later do not have it. A
-        tablet has 16 holds at most.
+        `name`: letters, digits, dots, dashes and underscores. `since`: a hybrid time or a datetime within the
+        table's history; default: now. `tablets`: ids of some of its tablets; default: all. Ranges that are
+        added later are not held. A tablet has 16 holds at most.
 
         Raises:
             Rejected: CURSOR_LOST: history from `since` on is gone in part. TOO_LARGE: there are too many holds.
@@ -485,7 +486,8 @@ class AsyncTable:
     ) -> TableHold:
         """Have a hold expire later; with `since`, also keep history only from this later time on.
 
-        `hold`: what `hold` or `holds` returned, or a name. By a name, every tablet of the table must have it.
+        `hold`: what `hold` or `holds` returned, or a name. If it is a name, every tablet of the table must
+        have the hold.
 
         Raises:
             Rejected: CURSOR_LOST: it is gone or broken in some tablet, so some changes may be gone. Begin again with a scan.
@@ -496,10 +498,10 @@ class AsyncTable:
         return await self._holds.renew(hold, expires_in_s, since, seconds)
 
     async def release_hold(self, name: str, *, timeout_s: float | None = None) -> None:
-        """End a hold. Nothing happens if it is not there.
+        """End a hold. A hold that does not exist is no error.
 
         Raises:
-            Retryable: not all tablets answered within `timeout_s`. There it expires by itself.
+            Retryable: some tablets did not answer within `timeout_s`. There the hold expires by itself.
         """
         self._streams.ensure_open()
         await self._holds.release(name, arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s"))

@@ -48,7 +48,7 @@ def is_far(timestamp: int) -> bool:
 class Observed:
     """The highest hybrid time that any answer carried. Later reads must not be below it.
 
-    A client has one, and each table has one linked to it by `of`, which passes on what it saw. A timestamp
+    A client has one. Each table has its own, which passes on to the client's (`of`) what it saw. A timestamp
     FAR_US or more ahead of this machine's clock stays with its table. It comes from a leader whose clock was
     wrong, and other tables cannot be read at that time.
     """
@@ -61,11 +61,11 @@ class Observed:
 
     @property
     def timestamp(self) -> int:
-        """The highest one, also of the client."""
+        """The highest hybrid time that this table or its client has seen."""
         return self._timestamp if self._of is None else max(self._timestamp, self._of.timestamp)
 
     def saw(self, timestamp: int) -> None:
-        """Record a timestamp."""
+        """Record a hybrid time."""
         if timestamp > self._timestamp:
             self._timestamp = timestamp
         of = self._of
@@ -73,7 +73,7 @@ class Observed:
             of.saw(timestamp)
 
     def now(self) -> HybridTime:
-        """At or above all recorded timestamps, and not below the wall clock."""
+        """Return a hybrid time at or above all recorded ones, and not below the wall clock."""
         return HybridTime(max(int(from_physical_us(time.time_ns() // 1_000)), self.timestamp))
 
 
@@ -136,7 +136,8 @@ class TabletClient:
         return Writing(self, block, timeout_s, ended, attempt, durability)
 
     async def without_dropped(self, block: bytes, timeout_s: float) -> bytes:
-        """The block without columns that were dropped since it was made, as the masters say now.
+        """Return the block without the columns that were dropped since it was made, by the masters' present
+        answer.
 
         Raises:
             Rejected: SCHEMA_MISMATCH: rows have values for them. NOT_FOUND: the table is gone.
@@ -209,17 +210,18 @@ class TabletClient:
             raise
 
     async def read(self, request: tserver_pb2.ReadRequest, *, timeout_s: float) -> tserver_pb2.ReadResponse:
-        """Point reads. Raises SteleError; TIMED_OUT or NO_QUORUM if no answer came in time."""
+        """Read rows by key at the leader. Raises SteleError; TIMED_OUT or NO_QUORUM if no answer came in
+        time."""
         return (await self.ask_leader(tserver_pb2.ClientRequest(read=request), timeout_s)).read
 
     async def ask_leader(self, request: tserver_pb2.ClientRequest, timeout_s: float) -> Response:
-        """A read of rows or keys at the leader. Raises what `read` raises."""
+        """Read rows or keys at the leader. Raises what `read` raises."""
         return self._saw(await self._ask(request, timeout_s))
 
     async def ask_at(
         self, replica: ReplicaPlace, request: tserver_pb2.ClientRequest, *, timeout_s: float
     ) -> Response:
-        """A read of rows or keys at one replica, once. Raises SteleError."""
+        """Read rows or keys at one replica, with one attempt. Raises SteleError."""
         address(request, self.place, timeout_s)
         stream = self._streams.to(replica.node_id, replica.address)
         return self._saw(await stream.ask(request, timeout_s=timeout_s))
@@ -236,7 +238,7 @@ class TabletClient:
         self._way.locations.refresh_soon()
 
     async def kv(self, request: tserver_pb2.KvRequest, *, timeout_s: float) -> tserver_pb2.KvResponse:
-        """A key space operation. Raises what `write` and `read` raise."""
+        """Do an operation on a key space. Raises what `write` and `read` raise."""
         if request.op in _READS:
             return (await self.ask_leader(tserver_pb2.ClientRequest(kv=request), timeout_s)).kv
         sequencer = self._sequencer()
@@ -340,7 +342,8 @@ class Writing:
             self._ended(end)
 
     def _made(self, task: asyncio.Task[bytes]) -> None:
-        """The refused block was made anew. It is another write, with a number of its own."""
+        """Send the block that was made again without the dropped columns. It is another write, with a number
+        of its own."""
         self._task = None
         if task.cancelled():
             self._ended(asyncio.CancelledError())

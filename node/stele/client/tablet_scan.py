@@ -276,7 +276,8 @@ class TabletScan:
                 yield None
 
     def _prepared(self) -> Prepared | None:
-        """What was prepared of the tablet for this plan. None if nothing was, or the tablet was recovered since."""
+        """Return the prepared snapshot of the tablet for this plan. None if it has none, or was recovered
+        since."""
         prepared = self._plan.prepared.get(self._tablet.tablet_id)
         return None if prepared is None or prepared.incarnation != self._tablet.incarnation else prepared
 
@@ -330,7 +331,7 @@ class TabletScan:
         )
 
     def _behind(self, spec: ScanSpec, batch: pa.RecordBatch) -> ScanSpec:
-        """The spec for the rows after `batch`."""
+        """Return the spec of a scan of the rows after `batch`."""
         if not spec.ordered:
             return spec
         last = keys.encode_keys(batch.slice(batch.num_rows - 1), self._plan.schema)[0].as_py()
@@ -368,7 +369,7 @@ class TabletScan:
 
 
 def _named(batch: pa.RecordBatch, arrow: pa.Schema) -> pa.RecordBatch:
-    """The batch with the names that the scan's plan has for its columns, and no metadata."""
+    """Return the batch with the plan's names for its columns, and without metadata."""
     if batch.schema.metadata:
         batch = batch.replace_schema_metadata(None)
     if batch.schema.names == arrow.names or batch.schema.types != arrow.types:

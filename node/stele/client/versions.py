@@ -26,7 +26,8 @@ async def finalize_version(masters: Masters, *, timeout_s: float = 15.0) -> int:
     """Finalize this program's cluster version. Returns the one in force then. Repeating it changes nothing.
 
     Raises:
-        Rejected: UNSAFE_CHANGE, a member is silent or of an earlier version; UNSUPPORTED_VERSION, the leading master is.
+        Rejected: UNSAFE_CHANGE: a member is silent, or of an earlier release. UNSUPPORTED_VERSION: the
+            leading master is of an earlier release.
         Retryable: no master leads within `timeout_s`, or it has not heard all members yet.
     """
     request = master_pb2.FinalizeClusterVersionRequest(cluster_version=CLUSTER_VERSION)

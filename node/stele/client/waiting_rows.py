@@ -27,7 +27,8 @@ Item = tuple[RowOp, Row, Done, int]
 
 
 class Part:
-    """Rows of one tablet with the same columns, waiting to leave. `ops`: one for all, or one per row.
+    """Rows of one tablet with the same columns, waiting to leave. `ops`: one operation for all, or one for
+    each row.
 
     `dealer` made it, and encodes it with its schema. `rows`: an Arrow batch, or the values of plain rows. `alone`: their block was too large, so they must not
     be joined with others again."""
@@ -68,7 +69,7 @@ class Part:
 
 
 def joined_ops(parts: Sequence[Part]) -> RowOp | np.ndarray:
-    """The operations of several parts together: one for all rows if they agree, else one byte per row."""
+    """Join the operations of several parts: one for all rows if they agree, else one byte for each row."""
     first = parts[0].ops
     if isinstance(first, RowOp) and all(part.ops is first for part in parts):
         return first

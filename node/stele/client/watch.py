@@ -1,7 +1,8 @@
 """A watch on keys of a key space: each change once, in order. Made by `AsyncKeySpace.watch`.
 
-The leader pushes. When it is gone, the watch goes on at the next one, after the last change or mark that came. Memory for
-changes that nobody takes is bounded: then the node is told to stop, and the watch begins again where it was.
+The leader pushes changes, and marks that say how far it is. When it is gone, the watch goes on at the next
+leader, after the last change or mark that came. If the caller takes too few changes, the node is told to
+stop, and the watch begins again later. So its memory is bounded.
 
 Invariant: a change is given once. `revision` rises only once everything up to it was given.
 """
@@ -46,7 +47,7 @@ class KeyChange:
 
 @dataclass(frozen=True, slots=True)
 class KeyWrite:
-    """What one write has changed, as far as it is watched. `changes`: a `KeyChange` for each key.
+    """The watched changes of one write. `changes`: a `KeyChange` for each key.
 
     Example:
         >>> with space.watch(prefix="c") as watch:
@@ -220,7 +221,7 @@ class AsyncWatch:
             raise StopAsyncIteration
 
     def _take(self) -> KeyWrite | None:
-        """The next write that has come; None if there is none."""
+        """Take the next write that has come; None if there is none."""
         while self._ready:
             item, size = self._ready.popleft()
             self._ready_bytes -= size
