@@ -175,12 +175,12 @@ class Arriving:
             self._watch(now_s)
 
     def _standing_still(self, now_s: float) -> list[tuple[Source, _UnderWay]]:
-        """Frames to close while no other frame waits: nothing of them has come for STILL_S."""
+        """Return the frames to close while no other frame waits: nothing of them has come for STILL_S."""
         self._turn = None
         return [(s, f) for s, f in self._frames.items() if s.reads and now_s - f.heard_s >= STILL_S]
 
     def _end_of_turn(self, now_s: float) -> list[tuple[Source, _UnderWay]]:
-        """Frames to close while others wait. Ends a turn that is over, and gives it to the next."""
+        """End the turn of the first frame if it is over. Return the frames to close while others wait."""
         source, first = next(iter(self._frames.items()))
         if self._turn is None or self._turn.frame is not first:
             self._turn = _Turn(first, now_s)

@@ -80,8 +80,8 @@ class ByteBudget:
         An empty budget takes any size, so that no message below the message limit starves.
 
         Raises:
-            Retryable: THROTTLED: the budget is used up. Has the time until there is room, at the present
-                rate.
+            Retryable: THROTTLED: the budget is used up. The error says how long it takes until there is room,
+                at the present rate.
         """
         limit = self.limit_bytes if control else self.limit_bytes - self.reserve_bytes - self.arriving_bytes
         if self.used_bytes and self.used_bytes + size_bytes > limit:

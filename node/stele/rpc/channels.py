@@ -97,7 +97,7 @@ class ChannelPool:
         return stub
 
     async def _dialled(self, address: str) -> None:
-        """Dial if there is no channel. It may have been dropped again on return."""
+        """Dial if there is no channel. On return, another task may have dropped the channel again."""
         dialling = self._dialling.get(address)
         if dialling is None:
             dialling = asyncio.get_running_loop().create_task(self._dial(address))
@@ -130,8 +130,8 @@ class ChannelPool:
         to_node: str = "",
         to_incarnation: int = 0,
     ) -> Any:
-        """Call `stub_class.method` at `address`, once. `to_node`: another node that answers there refuses the
-        call.
+        """Call `stub_class.method` at `address`, once. `to_node`: the node that is to answer; any other node
+        refuses the call.
 
         Raises:
             SteleError: what the server raised; UNAVAILABLE without a connection; TIMED_OUT after `timeout_s`,

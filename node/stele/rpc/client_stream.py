@@ -379,10 +379,10 @@ class _Stream:
             self._loop.call_soon(self._flush)
 
     def _kept(self, response: tserver_pb2.ClientResponse, raw: bytes) -> bytes:
-        """An answer for a client that does not read now. A large one is charged, or replaced by a small
-        error.
+        """Prepare an answer for a client that does not read now. A large answer is charged, or replaced by a
+        small error.
 
-        For a write that error is never THROTTLED, which would say that nothing was done."""
+        A write never gets THROTTLED here, because that would say that nothing was done."""
         if len(raw) <= REQUEST_BYTES:
             return raw
         try:

@@ -110,7 +110,7 @@ def code_of(number: int) -> Code:
 
 
 def with_number(number: int, message: str) -> str:
-    """The message. If this program does not know the code, the number is added."""
+    """Return the message. If this program does not know the code, add its number."""
     return message if number in _KNOWN else f"{message} (code {number}, which only a later release knows)"
 
 
@@ -127,7 +127,7 @@ def error_from(number: int, message: str, leader_hint: str = "", retry_after_ms:
 def as_stele_error(exc: BaseException, *, where: str) -> SteleError:
     """`exc` if it is a SteleError; otherwise an INTERNAL without details, which is logged here once.
 
-    For borders: drops the traceback, so that nothing of the request outlives the answer."""
+    For code that answers a request: drops the traceback, so that nothing of the request outlives the answer."""
     if isinstance(exc, SteleError):
         let_go(exc)
         return exc

@@ -2,9 +2,9 @@
 client has met one.
 
 Asks all at once, so that a silent master costs nothing if another answers. If no name resolves, it gives up
-after a fifth of the given time, since a mistyped name stays wrong. The name of a service that starts, as in Kubernetes,
-appears within moments; a caller that expects longer gives more time. Invariant: a caller that met no master gets an
-error within the given time, with what each address answered.
+after a fifth of the given time, since a mistyped name stays wrong. The name of a Kubernetes service appears
+within moments of its start. A caller that expects more delay gives more time. Invariant: a caller that met no
+master gets an error within the given time, with what each address answered.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNRESOLVED = "name does not resolve"
 
 
 async def first_contact(pool: ChannelPool, given: Sequence[str], patience_s: float) -> str:
-    """The address (IP:PORT) of the master that answered first.
+    """Return the address (IP:PORT) of the master that answered first.
 
     Raises:
         Retryable: UNAVAILABLE: none answered within `patience_s`, or no name resolved within a fifth of it.

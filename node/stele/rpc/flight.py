@@ -55,7 +55,7 @@ class ScanProvider(Protocol):
     """The scans that a node serves. Called in Flight's threads; may block and raise SteleError."""
 
     def plan(self, command: ScanCommand) -> Planned:
-        """The plan of a scan of a table, or of one tablet."""
+        """Plan a scan of a table, or of one tablet."""
         ...
 
     def scan(self, ticket: Ticket) -> tuple[pa.Schema, Iterable[Rows]]:
@@ -183,7 +183,7 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
         self.watchdog.cancel_all()
 
     def release(self) -> None:
-        """Release what it served. The server has ended, but is itself never freed."""
+        """Release what the server used. The server has ended, but its own object is never freed."""
         for name in ("_scans", "_copies"):
             self.__dict__.pop(name, None)
 

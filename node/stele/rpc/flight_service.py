@@ -26,11 +26,11 @@ class FlightProvider(Protocol):
     """Answers these requests, on the event loop. Raises SteleError."""
 
     async def plan(self, command: ScanCommand) -> Planned:
-        """The plan of a scan of a table, or of one tablet."""
+        """Plan a scan of a table, or of one tablet."""
         ...
 
     async def act(self, name: str, body: bytes) -> bytes:
-        """The result of an action. Body and result are JSON."""
+        """Do an action, and return its result. Body and result are JSON."""
         ...
 
 

@@ -100,7 +100,8 @@ def command_of_sql(raw: bytes) -> ScanCommand:
 def command_of_query(query: str) -> ScanCommand:
     """The command for `SELECT a, b FROM t WHERE c > 5 AND d = 'x'`. `*` names all columns. Names may be in double quotes.
 
-    Any replica serves its tickets, since a driver asks each address of a ticket once, and leaders change.
+    Any replica serves its tickets, because a driver of Flight SQL asks each address of a ticket only once,
+    and leaders change.
 
     Raises:
         Rejected: it is another query.
@@ -133,7 +134,7 @@ class _Query:
         return ScanCommand(table=table, columns=columns, where=where, prepare=True)
 
     def _columns(self) -> tuple[str, ...]:
-        """The names of the columns; none for all columns."""
+        """Parse the names of the columns. An empty result means all columns."""
         if self._next.says("*"):
             self._tokens.popleft()
             if self._next.says(","):
@@ -146,7 +147,8 @@ class _Query:
         return tuple(names)
 
     def _conditions(self) -> str:
-        """The rest of the query, as text. `stele.model.where` checks it later, with the table's columns."""
+        """Return the rest of the query, as text. `stele.model.where` checks it later, with the table's
+        columns."""
         if not self._tokens:
             raise self._refused(_FORM)
         first, last = self._tokens[0], self._tokens[-1]

@@ -1,8 +1,8 @@
 """Detects forks of a process that has used gRPC. A forked child has none of its parent's threads.
 
-gRPC (also that of Flight) relies on those threads, even for a while after all is closed: calls hang and scans
-abort. So a child is refused with a message. Invariant: a process counts as forked only if its parent had used
-gRPC.
+gRPC, also that of Flight, relies on those threads, even for a while after everything is closed. In a child,
+calls would hang and scans abort. So a child is refused with a message. Invariant: a process counts as forked
+only if its parent had used gRPC.
 """
 
 from __future__ import annotations

@@ -34,13 +34,13 @@ _CHANGE = _tag(tserver_pb2.KvPushPB.DESCRIPTOR, "changes")
 
 
 def frame(body: bytes) -> bytes:
-    """The frame for `body` over TCP (see stele.rpc.connection)."""
+    """Return `body` as a frame for TCP (see stele.rpc.connection)."""
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 
 def peer_frame(messages: deque[bytes]) -> bytes:
-    """A frame with one PeerFrame of the encoded ConsensusMessages that fit, at least one. Removes them from
-    the queue."""
+    """Make a frame with one PeerFrame. It holds as many encoded ConsensusMessages from the queue as fit, at
+    least one; they leave the queue."""
     parts = [b""]
     size = _take(messages, _PEER_MESSAGE, len(messages), parts)
     parts[0] = size.to_bytes(LENGTH_BYTES, "big")
@@ -48,25 +48,26 @@ def peer_frame(messages: deque[bytes]) -> bytes:
 
 
 def client_requests(requests: deque[bytes]) -> bytes:
-    """A frame with one ClientRequest. It holds as many encoded requests from the head of the queue as fit, at
-    least one; they leave the queue."""
+    """Make a frame with one ClientRequest. It holds as many encoded requests from the queue as fit, at least
+    one; they leave the queue."""
     return _wrapped(requests, _REQUEST, _REQUESTS)
 
 
 def client_responses(responses: deque[bytes]) -> bytes:
-    """A frame with one ClientResponse of the encoded ones that fit, at least one. Removes them from the
-    queue."""
+    """Make a frame with one ClientResponse. It holds as many encoded answers from the queue as fit, at least
+    one; they leave the queue."""
     return _wrapped(responses, _RESPONSE, _RESPONSES)
 
 
 def pushed_change(change: tserver_pb2.KvChangePB) -> bytes:
-    """A change as a field of a KvPushPB, to be encoded once for all who watch it."""
+    """Encode a change as a field of a KvPushPB, once for all watches that get it."""
     raw = change.SerializeToString()
     return _CHANGE + _varint(len(raw)) + raw
 
 
 def pushed_changes(head: bytes, changes: Sequence[bytes]) -> bytes:
-    """An encoded ClientResponse with a KvPushPB: `head`, the rest of its fields, and what `pushed_change` gave."""
+    """Encode a ClientResponse with a KvPushPB. `changes`: what `pushed_change` returned; `head`: the other
+    fields."""
     body = head + b"".join(changes)
     return _PUSH + _varint(len(body)) + body
 

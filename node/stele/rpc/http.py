@@ -119,7 +119,7 @@ def metrics_route(registry: CollectorRegistry, set_gauges: Callable[[], None] = 
 
 
 class HttpServer:
-    """Serves `routes` until closed. `option`: what a user chooses the port with."""
+    """Serves `routes` until closed. `option`: the command-line option for the port, named in messages."""
 
     def __init__(self, routes: Mapping[str, Route], *, option: str = "--http-port") -> None:
         self._routes, self._option = routes, option

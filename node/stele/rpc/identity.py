@@ -61,7 +61,7 @@ class Identity:
     fork_id: str | None = None
 
     def metadata(self, to_node: str = "", to_incarnation: int = 0) -> tuple[tuple[str, str], ...]:
-        """Metadata for a unary call to `to_node`; "" for whoever answers."""
+        """Return the metadata for a unary call to `to_node`; "" for any node that answers."""
         pairs = [(PROTOCOL_KEY, str(PROTOCOL_VERSION))]
         if self.cluster_id:
             pairs.append((CLUSTER_KEY, self.cluster_id))
@@ -79,7 +79,8 @@ class Identity:
     def hello(
         self, to_node: str = "", to_incarnation: int = 0, channel: str = "", address: str = ""
     ) -> common_pb2.Hello:
-        """The first message of a stream to `to_node`, or the answer to it. `address`: where this process listens."""
+        """Return the first message of a stream to `to_node`, or the answer to one. `address`: where this
+        process listens."""
         return common_pb2.Hello(
             cluster_id=id_to_pb(self.cluster_id),
             protocol_version=PROTOCOL_VERSION,
@@ -94,7 +95,7 @@ class Identity:
 
 
 def caller_from_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
-    """The caller according to a call's metadata.
+    """Parse the caller from a call's metadata.
 
     Raises:
         Rejected: UNSUPPORTED_VERSION without a protocol version; INVALID_ARGUMENT for an invalid number.
@@ -128,7 +129,7 @@ def caller_from_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
 
 
 def caller_from_hello(hello: common_pb2.Hello) -> Caller:
-    """The caller according to a Hello. Raises `Rejected` for invalid identifiers."""
+    """Parse the caller from a Hello. Raises `Rejected` for invalid identifiers."""
     return Caller(
         cluster_id=id_from_pb(hello.cluster_id),
         protocol_version=hello.protocol_version,
@@ -143,7 +144,7 @@ def caller_from_hello(hello: common_pb2.Hello) -> Caller:
 
 
 def wall_ms() -> int:
-    """Milliseconds since 1970."""
+    """Return the wall clock in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
@@ -151,8 +152,8 @@ class PeerBook:
     """Where each node is, and which start of it is the newest. One per process.
 
     Anybody can speak in a node's name, so what a node says of itself proves little. If the masters know a
-    node, only their data decides which earlier starts are refused; otherwise the node's own does. A start
-    newer than the masters know is dialled at its own address, for bounds.HEARD_ADDRESS_MS after it last
+    node, only their data decides which earlier starts are refused. Otherwise the node's own word decides. A
+    start newer than the masters know is dialled at its own address, for bounds.HEARD_ADDRESS_MS after it last
     spoke. A true start reaches the masters within a heartbeat; a forged one is forgotten.
     """
 

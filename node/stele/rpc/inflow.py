@@ -11,8 +11,8 @@ it arrives: if the process has grown by GREW_BYTES since the last look, the next
 Invariants: at a look, a connection that holds more than HELD_BYTES_MAX is ended. If all together hold more
 than ALL_BYTES_MAX, those that hold most are ended. The sender of an ended connection sees a reset. A
 connection may also send a small share of what was sent to it, for its acknowledgements, and DRIFT_BYTES a
-second, for its pings. Between two looks a connection brings what its sender manages in GREW_S, or GREW_BYTES
-unseen in LOOK_S. The kernel holds up to RECEIVE_BYTES of it.
+second, for its pings. Between two looks a connection may bring what its sender can send in GREW_S, or
+GREW_BYTES in LOOK_S. The kernel holds up to RECEIVE_BYTES of it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 
 class Flow:
-    """What one connection holds of messages that are not complete, as far as can be told."""
+    """The bytes of incomplete messages that one connection holds, as far as can be told."""
 
     __slots__ = ("_acked", "_received", "held", "peer")
 
@@ -62,7 +62,7 @@ class Flow:
         self._received = self._acked = 0
 
     def passed(self, seconds: float, acked: int, received: int, came: int) -> None:
-        """Take the kernel's totals of this connection.
+        """Update `held` from the kernel's totals of this connection.
 
         `acked`, `received`: bytes since it began. `came`: bytes of messages completed in the last `seconds`.
         """

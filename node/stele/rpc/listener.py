@@ -79,7 +79,7 @@ class StreamListener:
             await self._server.wait_closed()
 
     def expect(self, take: Take, *, peer: bool = False) -> bytes:
-        """A key for a stream that is about to be opened. Some are reserved for peers.
+        """Return a key for a stream that is about to be opened. Some keys are reserved for peers.
 
         Raises:
             Retryable: NOT_READY before `listen` and after `close`; THROTTLED if too many keys are unused.
@@ -101,7 +101,7 @@ class StreamListener:
     # --- the life of a connection
 
     def came(self, connection: FramedConnection) -> None:
-        """A connection was made; it has said nothing yet."""
+        """Record a new connection, which has sent nothing yet."""
         if self._closed:  # the kernel accepted it before
             connection.close()
             return
@@ -115,10 +115,10 @@ class StreamListener:
         self._strangers[connection] = timer
 
     def show(self, connection: FramedConnection, key: bytes) -> None:
-        """The connection has sent what should be a key.
+        """Check the key that a connection has sent.
 
         Raises:
-            Rejected: it is not one.
+            Rejected: this node did not give it out, or too long ago.
         """
         timer = self._strangers.pop(connection, None)
         if timer is not None:

@@ -106,7 +106,7 @@ class OncePer:
 
     def tell(self, log: Callable[..., Any], event: str, source: str, fault: object, /, **fields: Any) -> bool:
         """Log `event` with `fields` by `log`, a logger's method, unless that was done in this period. Returns
-        whether.
+        whether it logged.
 
         `fault`: one of a fixed set. Sources and faults beyond SOURCES_MAX share a line for each fault.
         """

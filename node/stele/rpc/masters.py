@@ -67,8 +67,9 @@ def parse_masters(masters: str | Iterable[str]) -> list[str]:
 class Masters:
     """The masters of a cluster. One per client. `timeout_s` and `rounds` are the defaults for calls.
 
-    `first_contact_s`: patience until any master has answered once; None if the masters' addresses are
-    certain. `nodes`: addresses of nodes, which are asked who the masters are if no master answers.
+    `first_contact_s`: how long to look for a master before any has ever answered; None if the masters'
+    addresses are certain. `nodes`: addresses of nodes, which are asked who the masters are if no master
+    answers.
     """
 
     def __init__(
@@ -290,7 +291,7 @@ def _summed_up(worst: SteleError, said: Mapping[str, str]) -> SteleError:
 
 
 def _minority(said: Mapping[str, str]) -> str:
-    """Why none leads, if too few masters answer to elect a leader."""
+    """Say that too few masters answer to elect a leader; "" if enough answer."""
     answering, needed = list(said.values()).count(_LEADS_NOT), len(said) // 2 + 1
     if answering >= needed:
         return ""
@@ -301,8 +302,8 @@ def _minority(said: Mapping[str, str]) -> str:
 
 
 def _is_name(address: str) -> bool:
-    """Whether the host of an address is a name. A given name that resolves is asked by its IP addresses, so
-    this one did not resolve, or the masters listed it."""
+    """Whether the host of an address is a name. Names that the caller gave are replaced by their IP
+    addresses. So this name did not resolve, or the masters listed it."""
     try:
         ipaddress.ip_address(split_address(address)[0].partition("%")[0])
     except ValueError:
@@ -311,5 +312,5 @@ def _is_name(address: str) -> bool:
 
 
 def _says(error: SteleError) -> int:
-    """How specific an error is about the cluster; higher is more."""
+    """Rank an error by how much it says about the cluster; higher is more specific."""
     return _SAYS_LITTLE.index(error.code) if error.code in _SAYS_LITTLE else len(_SAYS_LITTLE)

@@ -56,8 +56,8 @@ def refuse_parts(raw: bytes, descriptor: Descriptor) -> None:
 
 
 async def bytes_of_parts(raw: bytes, descriptor: Descriptor) -> int:
-    """The bytes to charge for the parts of a unary request; 0 if it is small. Other tasks get turns, so the
-    number of fields is not bounded.
+    """Return the bytes to charge for the parts of a unary request; 0 if it is small. Other tasks get turns
+    meanwhile, so the number of fields needs no bound.
 
     Raises:
         Rejected: TOO_LARGE.

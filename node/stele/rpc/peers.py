@@ -114,7 +114,8 @@ class PeerTransport:
         return link is not None and link.established
 
     def address_of(self, node_id: NodeId) -> str:
-        """Where to dial a node: the address it said last, else the one that the owner knows."""
+        """Return where to dial a node: the address that the node said last, else the one that the owner
+        knows."""
         return self.book.address(node_id) or self._resolve_address(node_id)
 
     async def close(self) -> None:

@@ -18,8 +18,8 @@ YIELD_S = 1.0
 
 
 class Place:
-    """A stream's place. `idle_since_s`: when its reader began to take nothing, on time.monotonic; else
-    infinity.
+    """A stream's place. `idle_since_s`: since when its reader takes nothing, on time.monotonic; infinity
+    while the reader takes batches.
 
     `give_way` ends the stream if its reader still takes nothing."""
 

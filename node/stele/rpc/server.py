@@ -2,7 +2,7 @@
 
 Servicers just raise `SteleError`. Invariant: no unary request is read before its caller was checked and it
 has a place (`RequestPlaces`). Only requests of Flight clients without our metadata have no caller to check.
-None is decoded before its bytes were charged. None is answered with a traceback.
+No request is decoded before its bytes were charged. No answer has a traceback.
 """
 
 from __future__ import annotations

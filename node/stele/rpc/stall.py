@@ -80,12 +80,12 @@ class Watchdog:
 
 
 def silent(where: str, stall_s: float) -> Retryable:
-    """The error of a silent stream that was given up."""
+    """Return the error for a silent stream that was given up."""
     return Retryable(f"{where} has sent nothing for {stall_s:g} s", code=Code.TIMED_OUT)
 
 
 def stopped(where: str) -> Retryable:
-    """The error of a stream that its reader does not want any more."""
+    """Return the error for a stream that its reader does not want any more."""
     return Retryable(f"{where}: the stream was stopped", code=Code.UNAVAILABLE)
 
 

@@ -26,7 +26,7 @@ _stop_of: dict[Thread, Callable[[], None]] = {}  # by reader
 
 
 def main_thread_ended() -> Rejected:
-    """The error when another thread would be needed, but the main thread has ended."""
+    """Return the error for a thread that cannot be started, because the main thread has ended."""
     return Rejected(
         "the main thread of this program has ended, so Python starts no more threads; join your threads before that"
     )
@@ -48,7 +48,8 @@ def begin(executor: Executor | None, call: Callable[..., T], *args: Any) -> asyn
 
 
 async def in_thread(call: Callable[..., T], *args: Any) -> T:
-    """The result of `call(*args)`, run in a thread so that the event loop goes on. Raises what it raises.
+    """Run `call(*args)` in a thread, so that the event loop goes on. Returns its result, and raises what it
+    raises.
 
     If no thread can be started, as when a client is closed at the program's exit, it runs in the calling
     thread."""

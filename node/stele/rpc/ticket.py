@@ -38,13 +38,13 @@ class Ticket:
     """One scan of one tablet. `snapshot` is a hybrid time; `scan` is the JSON of a ScanSpec.
 
     `wait_ms`: how long the node may wait until the snapshot can be served. `fork_id`: the copy of the cluster
-    that the ticket is for; None: not said. `incarnation`: of the tablet; 0: any, since release 0.1.0 does not
-    tell it. The schema of the rows says of which one they are (`with_incarnation`). `prepared`: the log index
-    that PrepareSnapshot gave for this snapshot and incarnation, so that any replica may serve it; 0: not
-    prepared. `resumable`: rows come in key order. The metadata of each batch are the least key after its last
-    row. A reader that lost its node sends the ticket to another replica, with that as the scan's `lower`. A
-    node of an earlier release sends no metadata. `any_replica`: a follower that does not know whether it
-    holds the snapshot asks its leader. Without it, the reader is sent to the leader.
+    that the ticket is for; None: not said. `incarnation`: that of the tablet; 0: any, because release 0.1.0
+    does not say it. The schema of the rows says of which one they are (`with_incarnation`). `prepared`: the
+    log index that PrepareSnapshot gave for this snapshot and incarnation, so that any replica may serve it;
+    0: not prepared. `resumable`: rows come in key order. The metadata of each batch are the least key after
+    its last row. A reader that lost its node sends the ticket to another replica, with that as the scan's
+    `lower`. A node of an earlier release sends no metadata. `any_replica`: a follower that does not know
+    whether it holds the snapshot asks its leader. Without it, the reader is sent to the leader.
     """
 
     cluster_id: str
@@ -103,17 +103,17 @@ class Ticket:
         )
 
     def spec(self, schema: Schema) -> ScanSpec:
-        """The scan, checked against the tablet's schema. Raises `Rejected` if it does not fit."""
+        """Return the scan, checked against the tablet's schema. Raises `Rejected` if it does not fit."""
         return ScanSpec.from_json(self.scan, schema)
 
 
 def with_incarnation(schema: pa.Schema, incarnation: int) -> pa.Schema:
-    """The schema of a scan's rows, which are of this incarnation of the tablet."""
+    """Add the tablet's incarnation to the schema of a scan's rows."""
     return schema.with_metadata({_INCARNATION: str(incarnation).encode()}) if incarnation else schema
 
 
 def incarnation_of(schema: pa.Schema) -> int:
-    """The tablet's incarnation when the rows were read. 0 if the schema has none: the tablet was never
+    """Return the tablet's incarnation when the rows were read. 0 if the schema has none: the tablet was never
     recovered.
 
     Raises:

@@ -1,6 +1,6 @@
 """Regenerates the protobuf and gRPC code beside the .proto files: `python node/stele/rpc/proto/regenerate.py [OUT]`.
 
-With OUT, writes there instead (the test that compares uses it).
+With OUT, writes there instead. A test uses this to compare the files with those of the repository.
 """
 
 from __future__ import annotations
