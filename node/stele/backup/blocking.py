@@ -31,7 +31,7 @@ Blocking = TypeVar("Blocking", bound=Callable[..., Any])
 def _with_client(
     call: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Client, P], T]:
-    """The call for a blocking client: the coroutine runs in the client's loop."""
+    """Make the blocking form of a call that needs a client: its coroutine runs in the client's loop."""
 
     def blocking(client: Client, *args: P.args, **kwargs: P.kwargs) -> T:
         return client.run(call(client.asynchronous, *args, **kwargs))
@@ -40,7 +40,8 @@ def _with_client(
 
 
 def _alone(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """The call without a client: in a loop of its own, in a thread of its own where this thread has a loop."""
+    """Make the blocking form of a call without a client. It runs in a loop of its own; if the calling thread
+    already runs a loop, in another thread."""
 
     def blocking(*args: P.args, **kwargs: P.kwargs) -> T:
         try:

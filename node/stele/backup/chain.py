@@ -1,10 +1,11 @@
-"""A backup with those that it builds on, and the rows that they give together.
+"""A backup with the backups that it builds on, and the rows that they give together.
 
-An incremental backup has, of each tablet, what changed since its base: the newest change of each key, deletes too. Files of all
-backups are in key order, so the rows of a tablet come from one pass over them, in bounded memory.
+An incremental backup has the changes of each tablet since its base: the newest change of each key, deletes
+too. Files of all backups are in key order, so the rows of a tablet come from one pass over them, in bounded
+memory.
 
-Invariants: a chain begins with a full backup. A checksum ensures that each base is the backup that was built on. A row of a
-tablet is that of the newest backup which has its key.
+Invariants: a chain begins with a full backup. A checksum ensures that each base is the backup that was built
+on. Each row comes from the newest backup that has its key.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _DELETED = pa.field("_deleted", pa.bool_())
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one backup of a chain has of a tablet."""
+    """A tablet in one backup of a chain."""
 
     manifest: Manifest
     table: TableEntry
@@ -50,10 +51,10 @@ class Chain:
 
     @staticmethod
     def of(folder: Folder, manifest: Manifest) -> Chain:
-        """A backup with all that it builds on.
+        """Load a backup with all backups that it builds on.
 
         Raises:
-            Corrupt: one of them is missing, damaged, or not the one that was built on.
+            Corrupt: one of these is missing, damaged, or not the backup that was built on.
         """
         found = [manifest]
         while (base := found[0].base) is not None:
@@ -75,7 +76,7 @@ class Chain:
         return self.backups[-1]
 
     def parts(self, table: TableEntry, tablet: TabletEntry) -> list[Part]:
-        """Where the rows of a tablet of `newest` are, the oldest first.
+        """Return the parts with the rows of a tablet of `newest`, the oldest first.
 
         Raises:
             Corrupt: a backup lacks what the next one builds on.
@@ -96,7 +97,8 @@ class Chain:
         return found
 
     def rows(self, folder: Folder, table: TableEntry, tablet: TabletEntry) -> Iterator[pa.RecordBatch]:
-        """The rows of a tablet of `newest` at its moment, in key order, with the columns of `table`. Raises Corrupt."""
+        """Yield the rows of a tablet at the moment of `newest`, in key order, with the columns of `table`.
+        Raises Corrupt."""
         yield from rows_of_parts(folder, self.parts(table, tablet), table.schema)
 
 
@@ -112,7 +114,8 @@ def rows_of_parts(folder: Folder, parts: Sequence[Part], schema: Schema) -> Iter
 
 
 def _shaped(part: Part, folder: Folder, wanted: Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of a part with the columns of another schema of the table, found by their ids; and whether each is deleted.
+    """Yield the rows of a part with the columns of another schema of the table, and for each row whether it
+    is deleted. Columns are matched by their ids.
 
     Rows that are older than a column have its read default."""
     fields = [pa.field(c.name, c.arrow) for c in wanted.columns]
@@ -157,7 +160,7 @@ class _Stream:
         return None if self._keys is None else self._keys[-1].as_py()
 
     def upto(self, bound: bytes) -> tuple[pa.RecordBatch, pa.BinaryArray] | None:
-        """Take the rows with keys up to this one, of the present batch; None if there are none."""
+        """Take the rows of the present batch whose keys are at most `bound`; None if there are none."""
         if self._batch is None or self._keys is None:
             return None
         count = pc.sum(pc.less_equal(self._keys, pa.scalar(bound, self._keys.type))).as_py()

@@ -139,7 +139,8 @@ class Claim:
 
 
 def _myself() -> dict[str, Any]:
-    """What identifies this process: its machine, boot and process namespace, its pid, and when it started."""
+    """Return what identifies this process: its machine, boot and process namespace, its pid, and when it
+    started."""
     pid = os.getpid()
     return {"host": socket.gethostname(), "pid": pid, "started": _started(pid), "machine": _machine()}
 
@@ -153,7 +154,7 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process of this machine began, in ticks since the machine was booted; "" if there is none."""
+    """Return when a process of this machine began, in ticks since the boot; "" if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):

@@ -51,8 +51,8 @@ async def drill_async(
     """Restore a backup under other names, compare it, and delete what was restored. `backup`: None for the newest.
 
     Raises:
-        Rejected, Corrupt, Retryable: the restore or the comparison could not be done, as `restore_async` and `compare_async`
-            have it. The tables of the drill are deleted, if the cluster can be reached.
+        Rejected, Corrupt, Retryable: what `restore_async` and `compare_async` raise. The tables of the drill
+            are deleted, if the cluster can be reached.
     """
     place = await in_thread(Folder.at, folder)
     named = arguments.names(tables, "tables")

@@ -66,7 +66,8 @@ def _chained(folder: Folder, backups: list[Backup]) -> list[Backup]:
 
 
 def _why_broken(folder: Folder, backup: Backup, older: Mapping[str, Backup]) -> str:
-    """Why a backup that is whole cannot be restored; "" if it can. `older`: all older backups. A base is one of them."""
+    """Say why a backup that is whole cannot be restored; "" if it can. `older`: all older backups, by id; the
+    base should be one of them."""
     base = backup.manifest.base if backup.manifest is not None else None
     if base is None:
         return ""
@@ -88,8 +89,8 @@ def _why_broken(folder: Folder, backup: Backup, older: Mapping[str, Backup]) -> 
 
 
 def _moment(backup: Backup) -> tuple[str, int, str]:
-    """The time of its rows, to sort by. The name gives it to the second; the manifest, if there is one,
-    exactly."""
+    """Return a key to sort backups by the time of their rows. The manifest has this time exactly; without one
+    the name gives it to the second."""
     second = backup.backup_id.partition("-")[0]
     return second, backup.manifest.snapshot if backup.manifest is not None else 0, backup.backup_id
 

@@ -87,11 +87,11 @@ class Folder:
         return Folder(fs, root.rstrip("/") or "/", root if fs.type_name == "local" else shown)
 
     def path(self, name: str) -> str:
-        """The file system's path of a name below the folder; "" is the folder."""
+        """Return the file system's path of a name below the folder; "" is the folder itself."""
         return f"{self.root.rstrip('/')}/{name}" if name else self.root
 
     def called(self, name: str) -> str:
-        """A name below the folder, as messages have it."""
+        """Return a name below the folder as messages show it."""
         return f"{self.shown.rstrip('/')}/{name}" if name else self.shown
 
     # --- reading

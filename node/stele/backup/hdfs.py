@@ -58,7 +58,8 @@ def connect(uri: str) -> tuple[pafs.FileSystem, str]:
 
 
 def error_of(exc: RuntimeError) -> OSError | None:
-    """The error of HDFS, with an error number if _NUMBERS has its class; None if it is no error of HDFS."""
+    """Return an error of HDFS as an OSError, with an error number if _NUMBERS has its class. None if it is
+    not an error of HDFS."""
     found = _ERROR.match(str(exc))
     if found is None:
         return None

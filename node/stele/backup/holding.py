@@ -39,8 +39,8 @@ async def release(tables: Iterable[AsyncTable], name: str) -> None:
 class HistoryHeld:
     """Keeps the history of `tables` from `snapshot` on while it is open. `name`: of the hold.
 
-    `chain`: a hold of the backup before, from its snapshot on; "": none. If it exists, it is renewed for
-    `chain_s` seconds.
+    `chain`: the name of the previous backup's hold; "": none. If the hold exists, it is renewed for `chain_s`
+    seconds.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class HistoryHeld:
         self._renewing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> HistoryHeld:
-        """Take the holds, or those of the run before again.
+        """Take the holds. After an interrupted run its holds are taken again.
 
         Raises:
             Rejected: SNAPSHOT_TOO_OLD: rows of that moment are gone.
@@ -94,7 +94,7 @@ class HistoryHeld:
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Release the holds, unless the same backup may be continued. That of the backup before stays."""
+        """Release the holds, unless the same backup may be continued. The hold of the previous backup stays."""
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)

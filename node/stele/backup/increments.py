@@ -1,4 +1,4 @@
-"""What an incremental backup builds on, and the hold that lets the next one follow.
+"""Finds what an incremental backup builds on, and moves the hold that lets the next one follow.
 
 Invariants: a base is complete, and has the same tables of the same cluster. The hold of a chain moves on only
 after a newer backup is complete, which no longer needs the older history.
@@ -33,7 +33,7 @@ def newest_of(folder: Folder, table_ids: Collection[str], cluster_id: str) -> Ma
 
 
 def why_no_base(newest: Manifest | None, snapshot: int) -> str:
-    """Why an incremental backup of this moment cannot build on the newest one; "" if it can."""
+    """Say why an incremental backup of this moment cannot build on the newest backup; "" if it can."""
     if newest is None:
         return "there is no complete backup of these tables to build on"
     if newest.snapshot >= snapshot:
@@ -51,18 +51,19 @@ def no_increment(why: str) -> Rejected:
 
 
 def base_of(manifest: Manifest | None) -> Base | None:
-    """How a backup names its base."""
+    """Return the entry by which a backup names its base."""
     return None if manifest is None else Base(manifest.backup_id, manifest.digest)
 
 
 def known_tablets(base: Manifest | None) -> set[tuple[str, int]]:
-    """The tablets whose changes are enough: those of the base, in the incarnation that it read."""
+    """Return the tablets of which only the changes are read: those of the base, in the incarnation that it
+    read."""
     tables = () if base is None else base.tables
     return {(tablet.tablet_id, tablet.incarnation) for table in tables for tablet in table.tablets}
 
 
 def chain_hold(before: Manifest | None, backup_id: str) -> str:
-    """The hold that lets another backup follow: that of the backup before, or a new one."""
+    """Return the name of the hold that lets another backup follow: that of the previous backup, or a new one."""
     return before.hold if before is not None and before.hold else f"chain-{backup_id}"
 
 

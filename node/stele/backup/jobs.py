@@ -39,7 +39,7 @@ OnDid = Callable[[Did], None]
 
 
 def of_tablet(scan: ScanPlan, tablet_id: str) -> ScanPlan:
-    """The part of a plan for one tablet."""
+    """Return the part of a plan for one tablet."""
     prepared = {tablet_id: scan.prepared[tablet_id]} if tablet_id in scan.prepared else {}
     tablets = tuple(place for place in scan.tablets if place.tablet_id == tablet_id)
     return replace(scan, tablets=tablets, prepared=prepared)
@@ -47,7 +47,8 @@ def of_tablet(scan: ScanPlan, tablet_id: str) -> ScanPlan:
 
 @dataclass(frozen=True, slots=True)
 class WriteTablet:
-    """Write the rows of a tablet to files, after the files that are recorded. Gives all files of the tablet.
+    """Write the rows of a tablet to files, going on after the files that are recorded. The result has all
+    files of the tablet.
 
     `plan` and `scan`: those of the backup, for this tablet alone. `base`: the snapshot of the base; None for
     a full backup. `file_bytes`: the size at which a file ends."""
@@ -67,7 +68,8 @@ class WriteTablet:
         return self._table.tablets[0]
 
     async def run(self, bench: Bench, tell: OnDid) -> Done:
-        """As `Job.run` has it. Raises SNAPSHOT_TOO_OLD if its rows are gone; no run of this backup can have them."""
+        """See `Job.run`. Raises SNAPSHOT_TOO_OLD if the rows of the backup's moment are gone; then no run of
+        this backup can succeed."""
         table, tablet, (place,) = self._table, self._tablet, self.scan.tablets
         work = Unfinished(self.folder, self.plan, new_id()[:8])
         done = await in_thread(work.load, table, tablet)
@@ -123,7 +125,7 @@ class WriteTablet:
         return work.record(tablet, done, last, last_key, whole=True)
 
     def _explained(self, error: Rejected) -> SteleError:
-        """What an error of a node means for the backup, and what to do."""
+        """Return an error of a node as one that says what it means for the backup, and what to do."""
         name = self._table.name
         if error.code is Code.CURSOR_LOST:
             return Rejected(f"table {name}: {error.args[0]}", code=Code.SNAPSHOT_TOO_OLD)
@@ -148,7 +150,7 @@ class WriteTablet:
 
 @dataclass(frozen=True, slots=True)
 class RestoreTablet:
-    """Write the rows of a backed-up tablet to a table. Gives their number.
+    """Write the rows of a backed-up tablet to a table. The result is their number.
 
     `parts`: where its rows are. `schema`: of the rows. `part`: the part of a job, by which
     rows are written once; None if there is only one attempt."""
@@ -161,7 +163,7 @@ class RestoreTablet:
     part: JobPart | None
 
     async def run(self, bench: Bench, tell: OnDid) -> int:
-        """As `Job.run` has it."""
+        """See `Job.run`."""
         table, rows = await bench.table(self.table_id, self.name), 0
         # Each of several tablets has a writer, since the rows of one may all go to the same new tablet.
         writer = table.arrow_writer(
@@ -208,7 +210,7 @@ class CheckTablet:
     sums: bool
 
     async def run(self, bench: Bench, tell: OnDid) -> Sum:
-        """As `Job.run` has it. Faults of files do not raise. They are in the result."""
+        """See `Job.run`. Faults of files do not raise: they are in the result."""
         return await in_thread(self._check, tell)
 
     def _check(self, tell: OnDid) -> Sum:
@@ -267,7 +269,7 @@ class SumTablet:
     name: str
 
     async def run(self, bench: Bench, tell: OnDid) -> Sum:
-        """As `Job.run` has it."""
+        """See `Job.run`."""
         (place,) = self.scan.tablets
         reads = (await bench.table(self.table_id, self.name)).reads
         return await reads.read_tablet(self.scan, place, self._add)

@@ -60,7 +60,7 @@ class TabletEntry:
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """A table as it was. `folder`: that of its files, within the backup's."""
+    """A table as it was. `folder`: the folder of its files, within the backup's folder."""
 
     name: str
     table_id: str
@@ -90,7 +90,7 @@ class TableEntry:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The backup that an incremental one builds on. `sha256`: of its content."""
+    """The backup that an incremental one builds on. `sha256`: the checksum of its content."""
 
     backup_id: str
     sha256: str

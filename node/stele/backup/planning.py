@@ -1,4 +1,4 @@
-"""What a backup will hold, before it reads a row; and whether one that was interrupted can still be continued.
+"""Plans what a backup will hold, and decides whether an interrupted backup can be continued.
 
 Invariant: a backup that is continued reads the same tablets of the same tables, with the same columns, from the same base.
 """
@@ -95,7 +95,8 @@ class _Harmless(dict[int, str]):
 
 
 def unfinished(backups: Sequence[Backup], table_ids: set[str]) -> list[Manifest]:
-    """The plans of the unfinished ones of these backups that have exactly these tables, in their order."""
+    """Return the plans of the unfinished backups among `backups` that have exactly these tables, in the same
+    order."""
     return [
         found.manifest
         for found in backups
@@ -106,7 +107,7 @@ def unfinished(backups: Sequence[Backup], table_ids: set[str]) -> list[Manifest]
 
 
 def why_not(old: Manifest, new: Manifest, *, anew: bool, at: object) -> str:
-    """Why an unfinished backup is not continued; "" if it can be."""
+    """Say why an unfinished backup is not continued; "" if it can be."""
     if anew:
         return "the caller asked to begin anew"
     if at is not None and old.snapshot != new.snapshot:
@@ -130,5 +131,6 @@ def _told_kind(manifest: Manifest) -> str:
 
 
 def _shape(table: TableEntry) -> tuple[object, ...]:
-    """What must not change until a backup is finished. The history may: a longer one gives the backup time to finish."""
+    """Return what must not change in a table until its backup is finished. The history retention may change:
+    a longer one gives the backup time to finish."""
     return table.schema.columns, table.schema.key_column_ids, table.partitioning, table.tablets

@@ -44,8 +44,8 @@ async def prune_async(
 ) -> Pruned:
     """Remove complete backups except the newest `keep` and those of the last `keep_days` days.
 
-    `keep_full`: of each set of tables this many of the newest full ones stay, with all that is newer than the oldest of
-    these. Give at least one of `keep`, `keep_days` and `keep_full`.
+    `keep_full`: this many of the newest full backups of each set of tables stay, with all backups newer than
+    the oldest of these. Give at least one of `keep`, `keep_days` and `keep_full`.
 
     The newest backup of each table stays, by the table's name, and what an incremental backup that stays builds on.
     `on_note` is called for each that stays only because a table has no newer one.
@@ -81,7 +81,8 @@ def _days(given: object) -> float:
 
 
 def _of_newest_full(complete: list[Backup], full: int) -> set[str]:
-    """Of each set of tables: the newest `full` full backups, and all that is newer than the oldest of these."""
+    """Return the newest `full` full backups of each set of tables, and all backups newer than the oldest of
+    these."""
     staying, seen = set[str](), Counter[frozenset[str]]()
     for backup in complete:
         assert backup.manifest is not None
@@ -93,7 +94,7 @@ def _of_newest_full(complete: list[Backup], full: int) -> set[str]:
 
 
 def _newest_of_tables(complete: list[Backup]) -> dict[str, list[str]]:
-    """The backups that are the newest one of some table: by id, the names of those tables."""
+    """Return, by backup id, the names of the tables of which that backup is the newest."""
     found, seen = dict[str, list[str]](), set[str]()
     for backup in complete:
         assert backup.manifest is not None

@@ -52,7 +52,8 @@ async def to_remove_async(folder: Location, backup: str = "", *, key: str = "") 
 
 
 def _going(backups: Sequence[Backup], called: str, key: str) -> list[Backup]:
-    """The backups that this id or key means. Raises Rejected: no id begins so, or several; or another backup builds on one."""
+    """Return the backups with this id or key. Raises Rejected if no id or several begin so, or if another
+    backup builds on one."""
     going = [b for b in backups if (_key(b) == key if key else b.backup_id.startswith(called))]
     if called and not going:
         there = ", ".join(b.backup_id for b in backups[:5]) or "none"

@@ -117,7 +117,8 @@ async def _settled(
     again: bool,
     note: Note,
 ) -> dict[str, Restored]:
-    """What an earlier run of the same restore has made, by names in the backup. Raises Rejected if other tables are there."""
+    """Return what an earlier run of the same restore has made, by names in the backup. Raises Rejected if
+    other tables have the wanted names."""
     names = [target.name for target in targets]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -30,10 +30,11 @@ different."""
 
 
 def file_columns(schema: Schema, *, whole: bool) -> pa.Schema:
-    """The columns of a tablet's files. `whole`: they have all its rows; otherwise changes, with `_op` and `_ts`.
+    """Return the columns of a tablet's files. `whole`: the files have all its rows; otherwise changes, with
+    `_op` and `_ts`.
 
     Raises:
-        Rejected: the table has a column that is called as one of those.
+        Rejected: the table has a column called `_op` or `_ts`.
     """
     return schema.to_arrow() if whole else ScanSpec(changes=Changes(1)).arrow_schema(schema)
 
@@ -136,7 +137,7 @@ class RowFile:
 
 
 def checked_bytes(folder: Folder, name: str, entry: FileEntry) -> pa.Buffer:
-    """The bytes of a file, if they are those that were written.
+    """Read the bytes of a file, and check that they are those that were written.
 
     Raises:
         Corrupt: the file is missing, cut, longer, or its bytes differ.
@@ -154,7 +155,7 @@ def checked_bytes(folder: Folder, name: str, entry: FileEntry) -> pa.Buffer:
 
 
 def rows_of(folder: Folder, name: str, entry: FileEntry, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of a file, after its checksum was verified.
+    """Yield the rows of a file, after its checksum was verified.
 
     Raises:
         Corrupt: as `checked_bytes`; or the file has other columns or another number of rows than its manifest says.

@@ -31,9 +31,10 @@ _RECORDS = "unfinished"
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What is there of a tablet. `last_key`: of the last row in its files, encoded; None if there is no file.
+    """What is already written of a tablet. `last_key`: the encoded key of the last row in its files; None if
+    there is no file.
 
-    `next_number`: of its next file. `whole`: no row is missing."""
+    `next_number`: the number of its next file. `whole`: no row is missing."""
 
     files: tuple[FileEntry, ...] = ()
     last_key: bytes | None = None
@@ -57,7 +58,8 @@ class Unfinished:
         self._folder.put(f"{backup}/{PLAN}", self.plan.sealed())
 
     def load(self, table: TableEntry, tablet: TabletEntry) -> Done:
-        """What is there of a tablet and whole. Reads its files. Raises SteleError if they cannot be read now."""
+        """Return what is already written of a tablet, up to its first damaged file. Reads its files. Raises
+        SteleError if they cannot be read now."""
         done = Done()
         while not done.whole and self._is_recorded(tablet, done.next_number):
             try:
@@ -98,8 +100,8 @@ class Unfinished:
     ) -> Done:
         """Record the tablet's next file, which is on the disk; `file` None: no rows were left for one.
 
-        `before`: what was recorded already. `last_key`: the file's last. `whole`: the tablet has no more rows. Returns what
-        is recorded now."""
+        `before`: what was recorded already. `last_key`: the last key of the file. `whole`: the tablet has no
+        more rows. Returns what is recorded now."""
         content = {
             "file": None if file is None else file_to_json(file),
             "afterKey": None if before.last_key is None else before.last_key.hex(),
@@ -146,8 +148,9 @@ def strays(folder: Folder, manifest: Manifest) -> list[str]:
 
 
 def never_began(folder: Folder, backup_id: str) -> bool:
-    """Whether a folder without manifest and plan is what a backup leaves that is killed before its plan is written. It has no
-    file but such a plan's. What has others may be a copy under way, whose manifest comes last."""
+    """Whether a folder without manifest and plan is left from a backup that was killed before its plan was
+    written. Such a folder has no file but a partial plan. A folder with other files may be a copy under way,
+    whose manifest comes last."""
     return all(name.startswith(f".{PLAN}.") for name in folder.files(backup_id))
 
 

@@ -145,7 +145,7 @@ async def compare_async(
 
 
 def named_tables(given: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """A map from the name of each table in the backup to that of the table to compare it with."""
+    """Return a map from each table's name in the backup to the name of the table to compare it with."""
     if isinstance(given, Mapping):
         arguments.names(list(given.values()), "tables")
         return dict(given)
@@ -166,7 +166,7 @@ def _report(table: TableEntry, found: Sequence[Sum], live: AsyncTable | None) ->
 async def _checked(
     place: Folder, chain: Chain, table: TableEntry, workers: Workers, on_rows: OnRows, *, sums: bool
 ) -> list[Sum]:
-    """What was found of the files of each tablet, also of those of the backups that this one builds on."""
+    """Check the files of each tablet, also in the backups that this one builds on. Returns what was found."""
     jobs = [CheckTablet(place, alone(chain.parts(table, t)), table.schema, sums) for t in table.tablets]
 
     def tell(_: int, did: Did) -> None:

@@ -1,7 +1,8 @@
 """Who runs the jobs of a backup: this process, or workers elsewhere such as Spark's executors.
 
-A job is the work on one tablet: small, with a small result, and pickled on its way. Knows no files and no formats.
-Invariant: workers neither claim a folder, nor hold history, nor publish anything. Whoever called them does.
+A job is the work on one tablet: small, with a small result, and pickled on its way. Knows no files and no
+formats. Invariant: workers neither claim a folder, nor hold history, nor publish anything. Their caller does
+that.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Bench:
         self._tables = {table.info.table_id: table for table in tables}
 
     async def table(self, table_id: str, name: str) -> AsyncTable:
-        """The table with this id, whatever it is called now. `name`: for messages.
+        """Open the table with this id, whatever its name is now. `name`: the name for messages.
 
         Raises:
             Rejected: TABLET_DELETED: it is gone.
@@ -73,7 +74,8 @@ class Workers(Protocol):
         """Whether a job may have several attempts at once. Then one may still run after another has succeeded."""
 
     async def run(self, jobs: Sequence[Job[R]], parallel: int, tell: Tell) -> list[R]:
-        """The results of all jobs, in their order; of each job one successful attempt counts.
+        """Run all jobs, and return their results in the same order. One successful attempt at each job
+        counts.
 
         `parallel`: how many run at once in this process; workers elsewhere have limits of their own. `tell` is called
         so that each row is counted once, at the latest when its job ends. The first error ends the other jobs, and is raised.
@@ -89,7 +91,7 @@ class InProcess:
         self._bench = Bench(client, tables)
 
     async def run(self, jobs: Sequence[Job[R]], parallel: int, tell: Tell) -> list[R]:
-        """As `Workers.run` has it."""
+        """See `Workers.run`."""
         found: dict[int, R] = {}
 
         async def one(number: int) -> None:
