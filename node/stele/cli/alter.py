@@ -199,7 +199,7 @@ def rename(name: str, new_name: str, masters: str, timeout_s: float, as_json: bo
 
 
 def _note(name: str, given: str | None, removed: bool) -> str | None:
-    """The note as it will be; None: as it is."""
+    """Return the new note, "" to remove it, or None to leave it unchanged."""
     if removed and given is not None:
         raise click.UsageError(f"--{name} and --no-{name} exclude each other")
     return "" if removed else given

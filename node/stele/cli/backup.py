@@ -212,7 +212,8 @@ def _result(made: Manifest) -> dict[str, Any]:
 
 
 def _pruned(folder: str, keep_full: int | None, keep_days: float | None) -> dict[str, Any]:
-    """Remove old backups, if that was asked for. If it fails, that is only noted: the new backup is complete."""
+    """Remove old backups, if that was asked for. If this fails, only print a note, because the new backup is
+    complete."""
     from stele.backup import prune_async
 
     if keep_full is None and keep_days is None:
@@ -345,7 +346,7 @@ def _prune_as_json(found: Pruned) -> dict[str, Any]:
 
 
 def note(text: str) -> None:
-    """Print what is unusual, on standard error."""
+    """Print a note about something unusual, on standard error."""
     say(f"note: {text}", err=True)
 
 
@@ -415,6 +416,6 @@ def _line(backup: Backup) -> tuple[Any, ...]:
 
 
 def described(backup: Backup) -> str:
-    """The state of a backup, and the moment of its rows."""
+    """Describe a backup: its state, and the moment of its rows."""
     manifest = backup.manifest
     return backup.state.value if manifest is None else f"{backup.state.value}, rows of {manifest.time}"

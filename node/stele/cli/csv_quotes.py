@@ -125,8 +125,8 @@ class CheckedQuotes:
     def _walk(
         self, block: bytes, places: NDArray[np.intp], before: NDArray[np.uint8], after: NDArray[np.uint8]
     ) -> int | None:
-        """The same, one quote at a time: some of the quotes are text in values without quotes, as in `5"
-        screen`."""
+        """As `_follow`, but one quote at a time, for blocks where quotes are text in values without quotes,
+        as in `5" screen`."""
         edges = self._edges.tolist()
         closed = -1 if self._last == _QUOTE else -2
         opened = None
@@ -152,6 +152,6 @@ class CheckedQuotes:
         )
 
     def _line(self, block: bytes, place: int) -> int:
-        """The line of the file, from 1."""
+        """Return the line in the file, counted from 1."""
         feeds = self._line_feeds + block.count(b"\n", 0, place)
         return 1 + (feeds or self._carriage_returns + block.count(b"\r", 0, place))

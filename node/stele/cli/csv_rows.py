@@ -287,7 +287,7 @@ def _check_header(path: str, reader: pa_csv.CSVStreamingReader, schema: Schema) 
 
 
 def _delimiter_hint(header: Sequence[str], schema: Schema) -> str:
-    """The option to add if the header has the table's columns with another delimiter."""
+    """Name the option to add if the header has the table's columns with another delimiter."""
     for sign, option in ((";", "';'"), ("\t", "tab"), ("|", "'|'"), (",", "','")):
         names = [part for name in header for part in name.split(sign)]
         if len(names) > len(header) and all(name in schema.by_name for name in names):
@@ -319,7 +319,7 @@ def _is_text(column: Column) -> bool:
 
 
 def _cast(values: pa.Array, column: Column, first: int, faults: dict[int, str]) -> pa.Array:
-    """`values` in the column's type; bad values become null and go to `faults`. `first`: the row of the
+    """Cast `values` to the column's type. Bad values become null and go to `faults`. `first`: the row of the
     first value."""
     arrow = column.arrow
     if pa.types.is_binary(arrow):
@@ -359,7 +359,7 @@ def _read(text: pa.Array, arrow: pa.DataType) -> pa.Array:
 
 
 def _moment(text: bytes, arrow: pa.DataType) -> pa.Array | None:
-    """The date or time that a signed number means, in days or microseconds since 1970.
+    """Return the date or time that a signed number means. The number counts days or microseconds since 1970.
 
     `table scan` writes dates outside the years 1 to 9999 in this form. An unsigned number is more likely a
     date without hyphens.
@@ -373,5 +373,5 @@ def _moment(text: bytes, arrow: pa.DataType) -> pa.Array | None:
 
 
 def _nth_absent(numbers: Sequence[int], n: int) -> int:
-    """The n-th natural number, counted from 0, that is not among `numbers` (ascending)."""
+    """Return the n-th natural number, both counted from 0, that is not among `numbers` (ascending)."""
     return n + bisect_right(range(len(numbers)), n, key=lambda i: numbers[i] - i)

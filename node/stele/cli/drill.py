@@ -42,7 +42,8 @@ def drill(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Practise a restore: make the tables under other names, compare them with the backup, measure, delete them.
+    """Practise a restore: make the tables under other names, compare them with the backup, and delete them.
+    Says how long it took.
 
     BACKUP is an id, or its first digits [default: the newest]. The tables are called NAME.drill-... meanwhile. Exit code 5:
     files are damaged; 1: a restored table differs.

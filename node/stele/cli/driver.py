@@ -76,8 +76,8 @@ def run(
 ) -> None:
     """Replace the replicas of lost nodes until stopped, or (--until-healthy) until all tablets are healthy.
 
-    Then it spreads replicas and leaders: no node leads more than one tablet over its share.
-    It needs the driver claim, so it does nothing while an operator holds that.
+    Then it spreads replicas and leaders: no node leads more than one tablet over its share. It needs the
+    driver claim, so it does nothing while an operator holds the claim.
 
     Example: stele driver run --until-healthy --dead-after 10
     """

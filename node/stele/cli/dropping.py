@@ -58,7 +58,7 @@ def drop(name: str, keep_s: float | None, now: bool, yes: bool, masters: str, as
 
 
 def delete_for_good(name: str, yes: bool, masters: str, as_json: bool) -> None:
-    """Delete a table, once somebody has confirmed it. Refused if the name means another table by then."""
+    """Delete a table after the user has confirmed it. Refused if the name means another table by then."""
     from stele.client.dropping import deletable
 
     asked = "" if yes else _asked_to_delete(with_client(masters, lambda client: deletable(client, name)))

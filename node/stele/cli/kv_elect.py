@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Candidate:
-    """One candidate for a name. Tells each holder once."""
+    """One candidate for a name. Prints each holder once."""
 
     def __init__(self, space: AsyncKeySpace, name: str, me: str, as_json: bool) -> None:
         self._space = space
@@ -39,11 +39,11 @@ class _Candidate:
             say(f"{holder} holds {self._name}{' (me)' if mine else ''}")
 
     async def once(self) -> None:
-        """Take the name if nobody holds it, and keep it."""
+        """Take the name if nobody holds it, and keep it without a lease."""
         self.tell(await self._space.elect(self._name, self._me))
 
     async def compete(self, lease: AsyncLease | None) -> None:
-        """Tell each holder, until the lease is lost."""
+        """Print each holder, until the lease is lost."""
         while True:
             try:
                 holder = await self._space.elect(self._name, self._me, lease=lease)
@@ -71,7 +71,7 @@ class _Candidate:
             await asyncio.gather(changed, ended, return_exceptions=True)
 
     def lost(self) -> None:
-        """Say that this candidate no longer holds the name. Called before another candidate can take it."""
+        """Print that this candidate no longer holds the name. Called before another candidate can take it."""
         if self._told == self._me:
             self._told = None
             if self._as_json:

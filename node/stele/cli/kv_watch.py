@@ -60,7 +60,7 @@ def watch(
 
 
 async def _tell(watch: AsyncWatch) -> None:
-    """Say once when no change can come, and when they can again."""
+    """Print once that no change can come, and once that changes can come again."""
     stalled_s, told = 0.0, False
     while True:
         await asyncio.sleep(_LOOK_S)

@@ -30,7 +30,7 @@ def take_back(data_dir: Path, accepted: bool, as_json: bool) -> None:
     Such a volume may lack votes and rows that its node acknowledged. Using it may elect a second leader in a
     term. Rows may be lost or change back, also on other nodes. Do this only if the newest volume is gone and
     too few other replicas are left, or if the refusal was wrong. Stop the node first. This command is
-    recorded on the volume and in the node's log. At its next start the node asks the masters to accept the
+    recorded on the volume and in the node's log. At the next start the node asks the masters to accept the
     volume.
 
     Example: stele local take-back --data-dir /var/lib/stele/data --may-lose-acknowledged-writes

@@ -1,6 +1,6 @@
-"""How long work still takes, at the pace of the last half minute. Used by the commands of backups.
+"""Estimates how long work still takes, at the pace of the last half minute. Used by the commands of backups.
 
-Invariant: it says nothing before it has seen a second of progress.
+Invariant: it gives no estimate before it has seen a second of progress.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ _EACH_S = 1.0
 
 
 class Pace:
-    """Told now and then how much is done. Not for several threads at once."""
+    """Estimates the time left from how much was done at each call. Not for several threads at once."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._seen: deque[tuple[float, int]] = deque()
 
     def left_s(self, done: int, total: int | None) -> int | None:
-        """Seconds until `total`; None while nobody can know.
+        """Return the seconds until `total` is done; None while this cannot be estimated.
 
-        What was done long ago does not count: an interrupted backup finds most of its rows at once.
+        Only the last half minute counts, because a continued backup finds most of its rows at once.
         """
         now = self._clock()
         if not self._seen or now - self._seen[-1][0] >= _EACH_S:

@@ -143,7 +143,7 @@ def _run(
 
 
 def _far(view: master_pb2.GetClusterViewResponse, placed: Placed) -> tuple[bool, str]:
-    """Whether the tablet is as asked, and the progress as text."""
+    """Return whether the tablet has the placement that was asked for, and the progress as text."""
     from stele.client.health import examine
     from stele.driver.progress import with_names
     from stele.rpc.proto import common_pb2
@@ -169,7 +169,7 @@ def _far(view: master_pb2.GetClusterViewResponse, placed: Placed) -> tuple[bool,
 
 
 def owner() -> str:
-    """The user and machine that ask, for whoever looks at the tablet later."""
+    """Return the user and machine of this command. They are shown to people who look at the tablet later."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # no such user on this machine

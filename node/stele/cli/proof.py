@@ -1,4 +1,5 @@
-"""Keeps what a check found as a file, for those who ask later. Used by `stele table verify` and `stele backup verify`.
+"""Keeps the result of a check as a file, as a proof for later. Used by `stele table verify` and `stele backup
+verify`.
 
 Invariant: the file is whole or absent, and has a checksum of its content.
 """
@@ -25,7 +26,8 @@ def record_option(command: F) -> F:
 
 
 def keep(folder: str, what: str, found: Mapping[str, Any]) -> str:
-    """Put what was found into a new file of the folder. Returns where it is. `what`: the beginning of its name. Raises SteleError."""
+    """Write the result into a new file of the folder. Returns its path. `what`: the beginning of its name.
+    Raises SteleError."""
     from stele.backup.folder import Folder
     from stele.backup.manifest import seal
 

@@ -135,7 +135,8 @@ def promote(tablet: str, to: str, reason: str, masters: str, timeout_s: float, a
 
 
 async def _found(client: AsyncClient, tablet: str, table: str) -> list[Recovery]:
-    """What recoveries would do. If there are several tablets, only the lost ones."""
+    """Return what recoveries of these tablets would do. Of several tablets, only those that lost their
+    majority are returned."""
     from stele.client.admin import cluster_view, tablet_called
     from stele.client.health import examine
     from stele.client.recovery import look_for_survivors
@@ -238,7 +239,7 @@ def _as_json(found: Recovery) -> dict[str, object]:
 
 
 def recovered_in_words(done: master_pb2.RecoveryPB) -> str:
-    """A recovery on record as text, for whoever looks at the tablet."""
+    """Describe a recovery on record, for people who look at the tablet."""
     from stele.model.clock import utc
 
     who = f" by {done.owner}" if done.owner else ""

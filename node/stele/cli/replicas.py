@@ -98,9 +98,10 @@ async def follow(
     *,
     err: bool = False,
 ) -> Far:
-    """Show the progress of a change, once, or until it is done. `far`: (whether it is done, how far it is).
+    """Show the progress of a change, once, or until it is done. `far(view)` returns (whether it is done, the
+    progress in words).
 
-    `err`: on standard error. Returns what it showed last.
+    `err`: show it on standard error. Returns what was shown last.
 
     Raises:
         Retryable: TIMED_OUT, it is not done after `wait_s` seconds.

@@ -207,7 +207,7 @@ def _manifest(folder: str, backup: str | None, at: str, tables: list[str]) -> Ma
 
 
 def _rows(manifest: Manifest, tables: list[str]) -> int | None:
-    """How many rows will be written; None if an incremental backup does not say."""
+    """Return how many rows will be written; None for an incremental backup, which does not say."""
     chosen = [t for t in manifest.tables if not tables or t.name in tables]
     return sum(table.rows for table in chosen) if manifest.base is None else None
 

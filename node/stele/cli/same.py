@@ -83,7 +83,7 @@ def verify(name: str, record: str, masters: str, timeout_s: float, as_json: bool
 
 
 def _faults(tablet: TabletSums) -> list[str]:
-    """What is wrong with a tablet, a line for each replica; empty if nothing is."""
+    """Describe what is wrong with a tablet, with a line for each replica; empty if nothing is wrong."""
     if tablet.equal:
         return []
     return [

@@ -180,7 +180,8 @@ def scan(
 
 
 def _tell_written(output: str, rows: int, seconds: float, snapshot: int, as_json: bool) -> None:
-    """Say what a file got: on standard error for people, as the file may be standard output."""
+    """Print what was written to a file: on standard error for people, because the file may be standard
+    output."""
     written = Path(output).stat().st_size if Path(output).is_file() else None  # a pipe has no size
     if as_json:
         done = {"file": output, "rows": rows, "bytes": written, "seconds": round(seconds, 3)}
@@ -230,7 +231,7 @@ def _cell(value: Any) -> str:
 
 
 def _writer(form: str, sink: BinaryIO, schema: pa.Schema) -> Any:
-    """A function that writes a batch. Given None it ends the file."""
+    """Return a function that writes a batch. Called with None, it ends the file."""
     from stele.model.rows import python_rows
 
     if form == "json":
@@ -274,8 +275,8 @@ def _csv_writer(sink: BinaryIO, schema: pa.Schema) -> Any:
 
 
 def _bytes_as_they_are(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with binary columns relabelled as text, because Arrow refuses to write bytes that are not
-    UTF-8 to CSV."""
+    """Return the batch with binary columns relabelled as text, because Arrow refuses to write bytes that are
+    not UTF-8 to CSV."""
     import pyarrow as pa
 
     arrays = [
@@ -288,7 +289,8 @@ def _bytes_as_they_are(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _times_as_they_are(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with dates and times outside the years 1 to 9999 as signed numbers, in columns of text.
+    """Return the batch with dates and times outside the years 1 to 9999 as signed numbers, in columns of
+    text.
 
     `table load` recognizes them by the sign.
     """

@@ -358,7 +358,8 @@ def _partitioning(entry: Entry, known: Known, key: Sequence[str]) -> PartitionSc
 
 
 def _stand_in(known: Known, key: Sequence[str]) -> Schema | None:
-    """A schema with the names, ids and key of a definition whose types may be wrong. None: names or key are wrong."""
+    """Make a schema with the names, ids and key of a definition whose types may be wrong. None if names or
+    key are wrong."""
     if not key or not set(key) <= known.keys():
         return None
     columns = tuple(
@@ -377,7 +378,8 @@ def _stand_in(known: Known, key: Sequence[str]) -> Schema | None:
 
 
 def _hash(entry: Entry, known: Known) -> HashPartition | None:
-    """The hash partition, as far as its columns are known. None if none is. Faults are those of the document."""
+    """Return the hash partition with those of its columns that are known. None if none is. Faults are added
+    to the document."""
     given = entry.mapping(("columns", "buckets", "seed"), required=("columns", "buckets"))
     names = _names(given["columns"].entries("column names"), known) if "columns" in given else []
     buckets = given["buckets"].whole_number(2) if "buckets" in given else 2
@@ -388,7 +390,8 @@ def _hash(entry: Entry, known: Known) -> HashPartition | None:
 
 
 def _range(entry: Entry, known: Known) -> RangePartition | None:
-    """The range partition, as far as its columns are known; None if none is. With faults it has no splits."""
+    """Return the range partition with those of its columns that are known; None if none is. If it has faults,
+    it has no splits."""
     before = entry.document.faults
     given = entry.mapping(("columns", "splitAt", "ranges"), required=("columns",))
     names = _names(given["columns"].entries("column names"), known) if "columns" in given else []
@@ -424,7 +427,7 @@ def _ranges(entry: Entry, columns: list[Column], ids: tuple[int, ...]) -> RangeP
 
 
 def _key(entry: Entry, columns: list[Column]) -> bytes:
-    """The key of a split or bound. What is wrong with it is a fault of the document."""
+    """Return the key of a split or bound. What is wrong with it is added to the document's faults."""
     try:
         return split_key(entry.value, columns)
     except Rejected as exc:

@@ -84,8 +84,8 @@ class Input:
 
     @contextmanager
     def plain(self) -> Iterator[str]:
-        """The path of a file with the plain text, or "" if the input cannot be read again. Broken gzip
-        ends at the break."""
+        """Return the path of a file with the plain text, or "" if the input cannot be read again. The text of
+        a broken gzip file ends at the break."""
         if not self.packed:
             yield self.path if os.path.isfile(self.path) else ""
             return
@@ -188,7 +188,7 @@ class Source:
         return self.lines.line_of(row) if self._csv else row + 1
 
     def spans(self, places: Collection[int]) -> dict[int, Span]:
-        """The lines of the file for each place of CSV. For other inputs the place itself."""
+        """Return the lines of the file for each place of CSV; for other inputs the place itself."""
         if self._csv:
             with self.input.plain() as path:
                 if path:
@@ -196,7 +196,7 @@ class Source:
         return {place: Span(place, place, 0, 0) for place in places}
 
     def rows(self, places: Collection[int]) -> dict[int, Any]:
-        """The content at each place: the text of a CSV line, or the values by column."""
+        """Return the content at each place: the text of a CSV line, or the values by column."""
         if not self._csv:
             return self._values(places)
         with self.input.plain() as path:

@@ -149,7 +149,7 @@ def _show(
 
 
 def by_hand_in_words(view: master_pb2.TabletViewPB, names: Mapping[str, str]) -> str:
-    """What was asked for a tablet's replicas by hand, by whom and why."""
+    """Describe what was asked for a tablet's replicas by hand, by whom and why."""
     hand = view.by_hand
 
     def called(ids: Iterable[bytes]) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def table_names(given: tuple[str, ...]) -> dict[str, str]:
-    """Each --table NAME or NAME=OTHER: the other names by their names in the backup."""
+    """Parse each --table NAME or NAME=OTHER. Returns a map from the name in the backup to the other name."""
     found: dict[str, str] = {}
     for text in given:
         name, separator, other = text.partition("=")
@@ -106,7 +106,8 @@ def verify(
 
 
 def _proof(report: Report) -> dict[str, Any]:
-    """What --record keeps of a check: the checksum of what was read, the tables compared, and the result."""
+    """Return what --record keeps of a check: the checksum of what was read, the tables compared, and the
+    result."""
     return _as_json(report) | {
         "sha256": report.manifest.digest,
         "whole": not report.faults,

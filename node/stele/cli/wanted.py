@@ -258,7 +258,7 @@ def _many(count: int, what: str) -> str:
 
 
 async def _tell_why(client: AsyncClient, node: NodeStatus, *, err: bool) -> None:
-    """Print why nothing moves, as far as the masters' view shows it."""
+    """Print why nothing moves, as far as the masters' view shows this."""
     from stele.client.admin import what_drain_waits_for
 
     reasons = await what_drain_waits_for(client.masters, node.node_id)
