@@ -1,4 +1,5 @@
-"""`python -m bench.files [--only DATA,...] [--rounds 3]`: what column files take on disk, and what writing and reading them costs.
+"""`python -m bench.files [--only DATA,...] [--rounds 3]`: measures what column files take on disk, and what
+writing and reading them costs.
 
 Each kind of rows is written as one tablet's file in format 1, in format 2 as a flush does, and as a merge does. These take
 turns, in this process, without a cluster. The figures are processor time. Other work on the machine changes it less than
@@ -109,7 +110,7 @@ def _numbered(schema: Schema, values: pa.Array, narrow: tuple[str, str]) -> Data
 
 
 def _one_tablet(schema: Schema, table: pa.Table, hashed: HashPartition, narrow: tuple[str, str]) -> Data:
-    """Those of these rows that are in the first tablet."""
+    """Return those of these rows that belong to the first tablet."""
     (batch,) = table.combine_chunks().to_batches()
     mine = assign(batch, schema, PartitionSchema((hashed,))) == 0
     return _sorted(schema, batch.filter(pa.array(mine)), narrow)
@@ -124,7 +125,8 @@ def _sorted(schema: Schema, batch: pa.RecordBatch, narrow: tuple[str, str]) -> D
 
 
 class Measured:
-    """One kind of rows in one way: bytes on disk to bytes of rows, and the lowest processor times."""
+    """The result for one kind of rows in one format. `share`: bytes on disk for each byte of rows.
+    `lowest_s`: the lowest processor time of each step."""
 
     def __init__(self, data: Data, wanted: Format, path: Path) -> None:
         self._data, self._wanted, self._path = data, wanted, path
@@ -162,7 +164,8 @@ class Measured:
             file.batch(group, columns, arrow)
 
     def _get(self, file: ColumnFile, *, let_go: bool) -> None:
-        """All columns of some rows. `let_go`: nothing is kept from the get before."""
+        """Get all columns of some rows. `let_go`: forget what each get has decoded, so that every get decodes
+        anew."""
         schema, arrow = self._data.schema, self._data.schema.to_arrow()
         for key in self._asked:
             found = file.find_one(key, hash_bytes(key))

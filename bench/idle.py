@@ -33,7 +33,8 @@ _SENT = re.compile(r'^stele_peer_frames_total\{channel="control",direction="sent
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What the nodes of a cluster at rest cost together: a core's share, and the memory above that without tablets."""
+    """What the nodes of a cluster at rest cost together. `share`: of one core. `grown_bytes`: memory above
+    that of the cluster without tablets."""
 
     replicas: int
     share: float
@@ -43,7 +44,8 @@ class Rest:
 async def measure(
     directory: Path, nodes: int, factor: int, counts: list[int], seconds: float, settle_s: float
 ) -> None:
-    """Measure one cluster without tablets, then with so many, then with more. Print lines for each step."""
+    """Measure one cluster without tablets, then with each of these numbers of tablets. Print lines for each
+    step."""
     async with (
         Cluster(directory, masters=1, nodes=nodes, anew=True) as cluster,
         AsyncClient(cluster.master_addresses, timeout_s=300) as client,
@@ -71,7 +73,7 @@ async def measure(
 
 
 async def _share(cluster: Cluster, seconds: float) -> float:
-    """The share of a core that the nodes take together. Prints that of each process."""
+    """Return the share of one core that the nodes take together. Prints the share of each process."""
     sent = await _total(cluster, _SENT)
     before = [cpu_s(member) for member in cluster.members]
     began_s = time.monotonic()

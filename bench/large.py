@@ -87,7 +87,8 @@ class Large:
             await self._busy(tablets)
 
     async def _load(self, table: AsyncTable) -> None:
-        """Load all rows. Say how fast the first and the last of them were written, and what nodes took."""
+        """Load all rows. Print how fast the first and the last of them were written, and how much memory and
+        disk the nodes took."""
         ends = min(_END_ROWS, self._count // 2)
         written, at = [0], [(0, time.perf_counter())]
 
@@ -201,7 +202,7 @@ class Large:
         await self._client.delete_table("wide")
 
     async def _busy(self, tablets: int) -> None:
-        """A node is killed while each of many tablets is written to all the time."""
+        """Kill a node while each of many tablets is written to all the time."""
         partitioning = PartitionSchema((HashPartition((0,), tablets),))
         table = await self._client.create_table("busy", rows.SCHEMA, partitioning)
         numbers = np.arange(tablets * 32)

@@ -17,7 +17,8 @@ _NAMED_MS = 0.3
 
 
 class Turns:
-    """The longest time for which the loop did not turn, or the interpreter's collector held it, and what that was."""
+    """Keeps the longest time that the loop did not turn or the interpreter's collector ran, and what ran
+    then."""
 
     def __init__(self) -> None:
         self.longest_ms = 0.0
@@ -30,13 +31,13 @@ class Turns:
         self._task = asyncio.create_task(self._watch())
 
     def take(self) -> tuple[float, str]:
-        """The longest since the last call, in ms, and what it was."""
+        """Return the longest time since the last call, in ms, and what ran then."""
         found = self.longest_ms, self.what
         self.longest_ms, self.what = 0.0, ""
         return found
 
     def step(self, ms: float, what: str) -> None:
-        """A callback has run."""
+        """Record that a callback has run."""
         self._count += 1
         if what:
             self._steps.append((ms, what))
@@ -54,7 +55,7 @@ class Turns:
             self._count, self._collected_ms = 0, 0.0
 
     def _collected(self, phase: str, info: dict[str, int]) -> None:
-        """All threads wait for a collection, whichever of them it runs in. It ends in the thread where it began."""
+        """Time a collection, for which all threads wait. It ends in the thread where it began."""
         if phase == "start":
             self._began_s = time.thread_time()
             return
@@ -65,7 +66,7 @@ class Turns:
 
 
 def _time_callbacks(turns: Turns) -> None:
-    """Let each callback of every loop of this process be timed."""
+    """Have each callback of every loop of this process timed."""
     run: Any = asyncio.Handle._run
 
     def timed(handle: Any) -> None:

@@ -18,7 +18,7 @@ _READY_S, _REST_S = 180.0, 15.0
 
 
 def at_rest(folder: Path) -> int:
-    """Resident memory of the operator, some passes after its TabletCluster became Ready.
+    """Return the operator's resident memory in bytes, some passes after its TabletCluster became Ready.
 
     Raises:
         RuntimeError: if stele_local or the operator does not run, or the cluster is not Ready in time.

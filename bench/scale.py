@@ -40,9 +40,10 @@ _TOLERANT_MAX_S, _WHOLE_MAX_S = 900, 2_400
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One pass of the operator, as it tells of it (scale_driver.py). `hold_ms`: the longest step of its event loop, or the
-    longest collection of its interpreter, in processor time. `holds`: what that was. The last four are sums over all passes:
-    events of the cluster by reason, writes of its status, tables whose status was written, and all those writes."""
+    """One pass of the operator, as scale_driver.py reports it. `hold_ms`: the longest step of its event loop,
+    or the longest collection of its interpreter, in processor time. `holds`: what that was. The last four are
+    sums over all passes: events of the cluster by reason, writes of its status, tables whose status was
+    written, and all those writes."""
 
     seconds: float
     cpu: float
@@ -232,7 +233,8 @@ def _since(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
 
 
 def _longest(passes: list[Pass]) -> str:
-    """That of the median pass; and of the three passes with the longest ones, with what it did."""
+    """Describe the longest step of the loop: in the median pass, and in the three passes where it was
+    longest, with what ran."""
     found = sorted(passes, key=lambda p: -p.hold_ms)
     told = "; then ".join(f"{p.hold_ms:.1f} ms: {p.holds}" for p in found[:3])
     return f"{found[len(found) // 2].hold_ms:.1f} ms in the median pass; {told}"

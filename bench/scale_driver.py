@@ -1,8 +1,8 @@
 """The operator's part of scale.py: `python -m bench.scale_driver MASTERS CLUSTER_ID`. Prints a line of JSON for each pass.
 
-It imports what an operator imports, so its memory is an operator's. Of each pass it does what grows with the tablets: the
-view, the health of the tablets, the driver, and what is told of it. There is no Kubernetes, so nothing is listed or written
-there; what would be written is counted.
+It imports what an operator imports, so its memory is an operator's. Of each pass it does what grows with the
+tablets: the view, the health of the tablets, the driver, and the events and statuses. There is no Kubernetes,
+so nothing is listed or written there; what would be written is counted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CLUSTER: dict[str, Any] = {
 
 
 class Told:
-    """Counts what an operator would tell.
+    """Counts the events and statuses that an operator would write.
 
     `events`: of the cluster, by reason. `statuses`: how often the cluster's status is written. `of_tables`: how often each
     table's status is written."""
@@ -56,7 +56,7 @@ class Told:
         self._tables: dict[str, tuple[TableHealth, float]] = {}
 
     def round(self, healer: Healer) -> None:
-        """Count what is told of a round of the driver."""
+        """Count the events of a round of the driver, and whether it writes the cluster's status."""
         self.events.update(news.reason for news in healer.news())
         status, now_s = healing_status(healer.progress), time.monotonic()
         mark = str(without_progress({"healing": status}))
@@ -65,7 +65,7 @@ class Told:
             self._status, self._written_s = mark, now_s
 
     def health(self, health: Health) -> None:
-        """Count the statuses of tables as `Reporter` writes them: other numbers alone every 10 s."""
+        """Count the statuses of tables as `Reporter` writes them: if only numbers changed, every 10 s."""
         now_s = time.monotonic()
         for table_id, now in health.tables.items():
             last, written_s = self._tables.setdefault(table_id, (now, now_s))
@@ -100,7 +100,7 @@ class Passes:
         self._first = ""
 
     async def one(self) -> dict[str, Any]:
-        """One pass. The same calls as in `ClusterTask.run_pass`."""
+        """Make one pass, with the same calls as `ClusterTask.run_pass`."""
         began, cpu = time.perf_counter(), time.process_time()
         self._steps, self._first = 0, ""
         self._turns.take()
@@ -131,7 +131,7 @@ class Passes:
 
 
 async def drive(masters: list[str], cluster_id: str) -> None:
-    """Passes until it is killed."""
+    """Make passes until the process is killed."""
     setup()
     prepare_interpreter()
     passes = Passes(masters, cluster_id)

@@ -115,7 +115,7 @@ class Nodes:
         return found
 
     def change(self, tablet_id: str, request: consensus_pb2.BulkChangeConfigRequest) -> Configuration:
-        """Change a configuration. Then the leader promotes the members that wait for it."""
+        """Change a configuration. Then promote the members that wait to become voters, as the leader does."""
         group, peer = self.groups[tablet_id], peer_from_pb(request.peer)
         if request.cas_config_opid_index != group.config.opid_index:
             raise Rejected(f"configuration {group.config.opid_index}", code=Code.CAS_FAILED)
@@ -140,7 +140,7 @@ class Nodes:
 
 
 def _tombstone(tablet_id: str, replica_id: int) -> common_pb2.ReplicaStatusPB:
-    """What a node reports of a replica that was removed."""
+    """Return what a node reports of a replica that was removed."""
     return common_pb2.ReplicaStatusPB(
         tablet_id=id_to_pb(tablet_id),
         replica_id=replica_id,
@@ -193,7 +193,7 @@ class Node(TabletServerAdminServiceServicer, ConsensusServiceServicer):
         await self._pool.close()
 
     async def _beat(self, master: str) -> None:
-        """Report each second to one master what changed; everything at first, and when it asks."""
+        """Report changes to one master each second. At first, and when the master asks, report everything."""
         full, register = True, True
         told: set[str] = set()
         for sequence in itertools.count(1):

@@ -32,7 +32,8 @@ _MANY = 10_000
 
 
 async def at_rest(cluster: Cluster) -> tuple[int, int]:
-    """Bytes of the largest node some seconds after its start, with an empty table: resident ones, and its own of these."""
+    """Return the memory of the largest node some seconds after its start, with an empty table: (resident
+    bytes, the bytes of these that are its own)."""
     await asyncio.sleep(3)
     found = [own_and_mapped(node.process.pid) for node in cluster.nodes if node.process is not None]
     return max((own + mapped, own) for own, mapped in found)
@@ -85,7 +86,8 @@ async def bulk(report: Report, table: AsyncTable, count: int) -> None:
 
 
 async def scans(report: Report, table: AsyncTable) -> None:
-    """The median of nine scans each, after one that is not counted. A merge right behind the load slows single ones down."""
+    """The median of nine scans each, after one that is not counted. A merge right after the load slows single
+    scans down."""
     for key, columns in (("scan", None), ("narrow", rows.NARROW)):
         await table.scan(columns).to_table()
         rates = []
@@ -148,8 +150,8 @@ async def few(report: Report, table: AsyncTable, times: int, rows_there: int) ->
 
 
 async def some(report: Report, table: AsyncTable, times: int, rows_there: int) -> None:
-    """Scans of 1,000 rows each, by a column that rises with the id, half as fast. Without bounds of groups each would read
-    the whole table."""
+    """Scans of 1,000 rows each, by a column whose value is half the id. Without bounds of groups each scan
+    would read the whole table."""
     await _repeated(
         report,
         table,
@@ -170,7 +172,8 @@ async def _repeated(
     between: Callable[[int], tuple[str, float, float]],
     expected: int,
 ) -> None:
-    """Scans for the rows of which a column is at or above one value and below another, `between` of the id they begin at."""
+    """Scan several times for rows with a value between two bounds. `between(first)`: the column and the
+    bounds for rows that begin at this id."""
     found = []
     for number in range(times + _WARM_UP):
         first = number * ((rows_there - expected) // (times + _WARM_UP))

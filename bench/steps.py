@@ -154,7 +154,7 @@ _AT_ONCE = 8
 
 
 def by_callback(stream: NodeStream, made: Callable[[], pb.ClientRequest]) -> Run:
-    """Requests whose ends are callbacks, as `Asking` has its first attempt."""
+    """Requests that end with a callback, as the first attempt of `Asking` does."""
 
     async def run(times: int) -> None:
         for _ in range(times // _AT_ONCE):
@@ -260,7 +260,7 @@ def checking(directory: Path, blocks: Sequence[bytes], *, glance: bool) -> Run:
 
 
 def apart(run: Run) -> Run:
-    """Waiting blocks are decoded one by one."""
+    """Run with waiting blocks decoded one by one, instead of several together."""
 
     async def forced(times: int) -> None:
         found = Layout.rows_of

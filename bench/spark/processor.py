@@ -1,7 +1,7 @@
 """Processor time of this program and of all that it started: Spark's JVM and workers, masters and nodes.
 
-Called by turns.py. Reads /proc. Invariant: what a process used before counts for nothing, and what one used that has ended
-counts, if its parent waited for it.
+Called by turns.py. Reads /proc. Invariant: processor time from before the first look does not count. The time
+of a process that has ended counts if its parent waited for it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Look:
     cluster: frozenset[int]
 
     def since(self, before: Look) -> Spent:
-        """What was spent since then."""
+        """Return what was spent since an earlier look."""
         known = defaultdict[int, float](float)  # by parent: what children that have ended had used then
         for pid, was in before.processes.items():
             if pid not in self.processes:
@@ -65,7 +65,7 @@ class Processor:
         self._members = members
 
     def look(self) -> Look:
-        """Now, in steps of 10 ms."""
+        """Return the processor times until now, in steps of 10 ms."""
         found: dict[int, Process] = {}
         children = defaultdict[int, list[int]](list)
         for entry in Path("/proc").iterdir():

@@ -16,7 +16,7 @@ from bench.spark.processor import Processor
 
 
 def nothing() -> None:
-    """What a run needs before or after it."""
+    """Do nothing before or after a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,8 @@ class Median:
         )
 
     def told(self, rows: int) -> str:
-        """Rows per second, and processor time for each row: of everything, and of masters and nodes."""
+        """Describe the run: rows per second, and processor time for each row, of everything, and of masters
+        and nodes."""
         each = 1e6 / rows
         rate = rows / self.wall_s / 1e6
         return f"{rate:.3g}M rows/s; {self.processor_s * each:.2f} ({self.cluster_s * each:.2f}) us"
