@@ -1,4 +1,4 @@
-"""Stele: a replicated table store. What a program needs is here; the packages below are Stele's own.
+"""Stele: a replicated table store. Programs use only the names in this module; the packages below are internal.
 
     import stele
 

@@ -1,7 +1,7 @@
-"""Helps to import packages that only an extra of pyproject.toml installs. Called by the packages that need
-one; imports nothing of ours.
+"""Helps to import third-party packages that only an extra of pyproject.toml installs. Called by the parts of
+Stele that need an extra; imports nothing of ours.
 
-Invariant: if an extra is missing, one line says which and how to install it.
+Invariant: if a package is missing, one line says which, and how to install it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _EXIT_INTERRUPTED = 130
 
 @contextmanager
 def extra(name: str, *, program: str = "", install: str = "") -> Iterator[None]:
-    """Wrap imports that need the extra `name`, or the packages of `pip install` with `install`.
+    """Wrap imports that need the extra `name`. `install`: what to pass to `pip install` instead of the extra.
 
-    A `program` without them ends with status 2, or with 130 after Ctrl-C.
+    If a `program` is named and the import fails, print why and exit with status 2. After Ctrl-C exit with 130.
 
     Raises:
-        ImportError: it is not installed, and no program was named.
+        ImportError: a package is not installed, and no program is named.
     """
     try:
         yield

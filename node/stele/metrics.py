@@ -1,4 +1,4 @@
-"""Every metric of a node and a master, declared once, each with a sentence.
+"""Every metric of a node and a master, declared once, each with one sentence that explains it.
 
 Imported by all code that counts; imports nothing of ours. Invariant: names begin with `stele_` and end in
 their unit.
@@ -18,10 +18,10 @@ ProcessCollector(registry=REGISTRY)
 
 
 class Tally:
-    """A counter for events that happen thousands of times a second on the event loop: plain integers, read
-    when /metrics is read.
+    """A counter for events that happen thousands of times a second on the event loop.
 
-    `cell(*labels)[0] += 1` costs a fiftieth of a Counter's locked float. One thread may add.
+    It counts in plain integers, which are collected when /metrics is read. Add with `cell(*labels)[0] += 1`, from
+    one thread only. That takes a fiftieth of the time of a Counter, which locks.
     """
 
     def __init__(self, name: str, text: str, labels: list[str]) -> None:
@@ -30,7 +30,7 @@ class Tally:
         REGISTRY.register(self)
 
     def cell(self, *labels: str) -> list[int]:
-        """The integer that counts for these labels, as a list of one item."""
+        """Return the count for these labels, in a list of one item. The caller adds to the item."""
         return self._cells.setdefault(labels, [0])
 
     def collect(self) -> Iterator[CounterMetricFamily]:
@@ -170,12 +170,12 @@ leader_load = Gauge(
 )
 replicas_resting = Gauge(
     "stele_replicas_resting",
-    "Replicas whose group is quiet: no heartbeats, the nodes hear each other instead.",
+    "Replicas whose group is at rest: it sends no heartbeats, and its nodes hear each other instead.",
     registry=REGISTRY,
 )
 loop_stall_seconds = Counter(
     "stele_loop_stall_seconds_total",
-    "Delay of the event loop's ticks; only stalls over 200 ms.",
+    "Time by which the event loop's ticks were late, counting only delays over 200 ms.",
     registry=REGISTRY,
 )
 clock_ahead_seconds = Gauge(
@@ -186,7 +186,7 @@ clock_ahead_seconds = Gauge(
 )
 store_files = Gauge(
     "stele_store_files",
-    "Column files of all tablets here; compaction that lags lets them grow.",
+    "Column files of all tablets here; they become more if compaction lags.",
     registry=REGISTRY,
 )
 store_memory_bytes = Gauge(

@@ -136,7 +136,7 @@ async def test_what_is_asked_wrongly_is_refused_before_any_node_is_asked(cluster
         for columns in (["nope"], []):
             with pytest.raises(Rejected, match="expected columns of table t"):
                 table.changes(now, columns=columns)
-        with pytest.raises(Rejected, match="column _op has the name of a column that changes add"):
+        with pytest.raises(Rejected, match="column _op has the name of a column that a scan of changes adds"):
             table.changes(now)
         moment = datetime.now(UTC)
         assert await table.changes(moment, columns=["id"]).count() == 0

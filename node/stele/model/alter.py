@@ -1,7 +1,7 @@
 """How steps (steps.py) change the schema of a table. Used by client, master and store; opens no files.
 
-Invariant: a column id names one column for ever, and key columns stay. So blocks, files and tickets of an
-older schema are still read by column ids.
+Invariant: a column id names one column for ever, and key columns are never dropped. Blocks, files and tickets
+of an older schema can therefore still be read, by column ids.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ many rows takes this much more memory for each of them."""
 
 
 def altered(schema: Schema, steps: Sequence[Step]) -> Schema:
-    """The schema after these steps, in this order, with the next version.
+    """Return the schema after these steps, applied in order. Its version is one higher.
 
     Raises:
         Rejected: lists every step that cannot be done, else every fault of the resulting schema.
@@ -96,8 +96,9 @@ def _taken(name: str, columns: Sequence[Column]) -> list[str]:
 
 
 def _written_fault(column: Column) -> str:
-    """How the default that a row gets would differ from the written one. Empty if it would not differ, or if
-    `Schema` refuses the text anyway."""
+    """Return a message if rows would get another default than the text says. Otherwise return "".
+
+    A text that does not fit the type also gives "": `Schema` reports it."""
     try:
         column.default_scalar()
     except Rejected:
@@ -108,7 +109,7 @@ def _written_fault(column: Column) -> str:
 def follows(new: Schema, old: Schema) -> bool:
     """Whether `new` may replace `old`: a later version, the same key, and no column id with another type.
 
-    It is the next version, except for a survivor of a lost majority: that may have missed several."""
+    Normally it is the next version. A replica that survived a lost majority may have missed several."""
     return (
         new.version > old.version
         and new.key_column_ids == old.key_column_ids

@@ -11,7 +11,7 @@ def byte_size(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time as text, in its two largest units."""
+    """A time as text, in at most two units, such as "1 d 3 h". It is rounded to seconds, at least "1 s"."""
     left = max(1, round(seconds))
     parts: list[str] = []
     for unit, name in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):

@@ -4,8 +4,8 @@ Layout, little-endian:
 
 - u8 format version (1), u8 flags (1: an op per row), u8 op for all rows (0 if per row), u8 zero
 - u32 schema version, u32 rows, u16 columns, u16 zero
-- u32 per column id
-- with flag 1: u8 per row
+- a u32 column id for each column
+- with flag 1: a u8 op for each row
 - zero padding to eight bytes
 - one Arrow IPC record batch message without its schema
 
@@ -32,7 +32,7 @@ from stele.model.schema import Schema
 
 HEADER = struct.Struct("<BBBBIIHH")
 _PLAIN = struct.Struct("<4sIIHH")
-"""The same bytes, with the first four as one number."""
+"""The same bytes as HEADER. The first four are read as one string, so that one comparison checks them."""
 VERSION = 1
 ROWS_MAX = 1 << 20
 _FLAG_ROW_OPS = 1
@@ -43,7 +43,7 @@ class RowOp(IntEnum):
 
     INSERT and UPSERT write whole rows: a column that the block lacks gets its default, else null. UPDATE
     changes only the columns that the block has. INSERT fails (ALREADY_PRESENT) if the key is present. UPDATE
-    and DELETE fail (NOT_FOUND) if it is absent. The IGNORE forms then do nothing.
+    and DELETE fail (NOT_FOUND) if it is absent. The IGNORE forms skip such a row instead of failing.
     """
 
     INSERT = 1
@@ -97,11 +97,13 @@ def encode_block(
     batch: pa.RecordBatch,
     schema_version: int,
 ) -> bytes:
-    """The bytes of a block. `ops`: one for all rows, or one byte per row. `column_ids` name the columns of
-    `batch`.
+    """Return the bytes of a block.
+
+    `ops`: one operation for all rows, or an array with one byte per row. `column_ids`: the id of each column
+    of `batch`.
 
     Raises:
-        Rejected: sizes that do not agree, or too many rows.
+        Rejected: the sizes do not agree. TOO_LARGE: there are too many rows.
     """
     rows = batch.num_rows
     if rows > ROWS_MAX:
@@ -123,14 +125,13 @@ def encode_block(
 def decode_block(data: bytes | memoryview, schema: Schema, *, trusted: bool = False) -> Block:
     """Decode a block without copying: the result uses the memory of `data`.
 
-    `trusted`: the bytes were checked before (they come from our own log), so values are not checked again.
-
-    A block of an older version of the schema is read by its column ids: it may lack columns.
+    `trusted`: the bytes come from our own log and were checked before, so values are not checked again. A
+    block made with an older version of the schema is read by its column ids, and may lack newer columns.
 
     Raises:
-        Rejected: it is not a block, or key columns are missing. UNSUPPORTED_VERSION: the version is unknown.
-            SCHEMA_MISMATCH: columns that the schema does not have, also dropped ones, or a newer version of
-            the schema. Reports all faults of the header together.
+        Rejected: the bytes are not a block, or key columns are missing. UNSUPPORTED_VERSION: the format's
+            version is unknown. SCHEMA_MISMATCH: the block has columns that the schema lacks, such as dropped
+            ones, or was made with a newer schema. All faults of the header are reported together.
     """
     if len(data) < HEADER.size:
         raise Rejected(f"the block has {len(data)} bytes; expected at least {HEADER.size}")
@@ -138,7 +139,7 @@ def decode_block(data: bytes | memoryview, schema: Schema, *, trusted: bool = Fa
     if version != VERSION or flags & ~_FLAG_ROW_OPS or zero or zeros:
         raise Rejected(
             f"block version {version}, flags {flags}, reserved bytes {zero} and {zeros}; this program reads version "
-            f"{VERSION}, flag {_FLAG_ROW_OPS}, zeros",
+            f"{VERSION}, flag {_FLAG_ROW_OPS}, zeros; upgrade it",
             code=Code.UNSUPPORTED_VERSION,
         )
     at = HEADER.size + 4 * columns
@@ -162,17 +163,17 @@ def decode_block(data: bytes | memoryview, schema: Schema, *, trusted: bool = Fa
 
 
 def version_told(data: bytes | memoryview) -> int:
-    """The schema version in the block's header; 0 if it has none of this format."""
+    """Return the schema version in the block's header; 0 if the header is not of this format."""
     return int(HEADER.unpack_from(data)[4]) if len(data) >= HEADER.size and data[0] == VERSION else 0
 
 
 def of_schema(data: bytes | memoryview, schema: Schema) -> bool:
-    """Whether the block has this version of the format and of the schema."""
+    """Whether the block has this program's format version, and was made with this version of the schema."""
     return bool(data[0] == VERSION and HEADER.unpack_from(data)[4] == schema.version)
 
 
 def size_told(data: bytes | memoryview) -> tuple[int, int]:
-    """The numbers of rows and columns in the block's header; 0 if it has no header."""
+    """Return the numbers of rows and columns in the block's header; (0, 0) if it is too short for one."""
     if len(data) < HEADER.size:
         return 0, 0
     _, _, _, _, _, rows, columns, _ = HEADER.unpack_from(data)
@@ -180,24 +181,24 @@ def size_told(data: bytes | memoryview) -> tuple[int, int]:
 
 
 def plain_rows(data: bytes | memoryview) -> int:
-    """The number of rows in the header of a block of upserts that its leader found plain.
+    """Return the number of rows of a plain block, from its header. `stele.model.writeop` says what is plain.
 
     Raises:
-        Rejected: UNSUPPORTED_VERSION: this program would not call it plain.
+        Rejected: UNSUPPORTED_VERSION: the header is not that of a plain block.
     """
     opening, _, rows, _, zeros = _PLAIN.unpack_from(data)
     if opening != _PLAIN_OPENING or zeros:
         raise Rejected(
             f"plain block that begins with {opening.hex()}, reserved bytes {zeros}; this program reads "
-            f"{_PLAIN_OPENING.hex()}, 0",
+            f"{_PLAIN_OPENING.hex()}, 0; upgrade it",
             code=Code.UNSUPPORTED_VERSION,
         )
     return int(rows)
 
 
 def checked_rows(data: bytes | memoryview, schema: Schema) -> pa.RecordBatch:
-    """The rows of a block that was decoded before. It has all columns of `schema` and one operation for all
-    rows.
+    """Return the rows of a block that was checked before. It must have all columns of `schema`, and one
+    operation for all rows.
 
     Raises:
         Rejected: the bytes are not those that were checked.
@@ -208,8 +209,8 @@ def checked_rows(data: bytes | memoryview, schema: Schema) -> pa.RecordBatch:
 
 
 def _checked_rows(body: pa.Buffer, arrow: pa.Schema) -> pa.RecordBatch:
-    """Rows that were checked when they were accepted. A MemoryError is raised unchanged, because the rows are
-    not damaged then."""
+    """Read rows that were checked when they were accepted. A MemoryError is raised unchanged, because it does
+    not mean that the rows are damaged."""
     try:
         return pa.ipc.read_record_batch(body, arrow)
     except MemoryError:

@@ -3,7 +3,7 @@ program.
 
 They are checked where messages and calls are decoded. A call that breaks a bound is refused with the field,
 the value's size and the bound. A message between replicas that breaks one is dropped and counted, and logged
-once per peer and cause. Neither fails a replica.
+once per peer and cause. In neither case does a replica become FAILED.
 
 Invariant: no legitimate node reaches a bound, however long it was away; each line says why. Opens nothing.
 """
@@ -13,43 +13,43 @@ from __future__ import annotations
 # --- numbers that only grow
 
 TERM_JUMP_MAX = 1 << 32
-"""How far a message's term may exceed the replica's own. An election raises a term by one; ten a second take
-13 years. A replica that lags more is led up in steps of this size (`stele.consensus.message_bounds`), so none
-is locked out."""
+"""How far a message's term may exceed the replica's own. An election raises a term by one, so ten elections a
+second take 13 years. A replica that lags more is led up in steps of this size
+(`stele.consensus.message_bounds`), so none is locked out."""
 TERM_MAX = 1 << 62
-"""The highest term that a message may have. To reach it takes 2^30 messages, each with the largest allowed
-step."""
+"""The highest term that a message may have. Even with the largest allowed steps it takes 2^30 messages to
+reach it."""
 INDEX_MAX = 1 << 62
-"""The highest log index. At a million entries a second it takes 146,000 years."""
+"""The highest log index. At a million entries a second, a log reaches it after 146,000 years."""
 FENCE_STEP_MAX = 64
-"""How far an order's catalog term or driver epoch may exceed what this node has heard. Heartbeats bring the
-newest each second, in larger steps. An order that arrives before them is accepted when it is sent again."""
+"""How far an order's catalog term or driver epoch may exceed the highest that this node has heard. Heartbeats
+bring the newest numbers each second, and may rise further. An order that overtakes them is accepted when it
+is sent again."""
 EPOCH_MAX = 1 << 62
 """The highest driver epoch. Each take-over of the claim adds one."""
 INCARNATION_JUMP_MAX = 1 << 32
-"""How often a node may start between two messages from it. At one start a second it takes 136 years."""
+"""How often a node may start between two messages from it. At one start a second, that many take 136 years."""
 HEARD_ADDRESS_MS = 30_000
-"""How long a node is dialled at an address that comes from a start which the masters do not know yet. They
-hear of each start within a heartbeat."""
+"""A node may name itself an address before the masters know its newest start. It is dialled there for this
+long after it last spoke. The masters hear of each start within a heartbeat."""
 INCARNATION_MAX = 1 << 62
 """The highest incarnation of a node or a tablet. Each start adds one; for recoveries see stele.model.incarnation."""
 INCARNATION_AHEAD_MAX_MS = 86_400_000
-"""By how many ms an incarnation may exceed the wall clock. Incarnations count starts from the ms of the
-format, so that a node that is formatted again begins with the present time. Clocks differ by a day at
-most."""
+"""By how many ms a node's incarnation may exceed the wall clock. An incarnation begins with the time of
+formatting, in ms since 1970, and each start adds one. Clocks may therefore differ by up to a day."""
 REPLICA_ID_MAX = 1 << 53
-"""The highest replica_id. The catalog counts them per tablet from 1. JSON readers hold whole numbers up to
-this."""
+"""The highest replica_id. The catalog counts them per tablet from 1. JSON readers hold whole numbers exactly
+up to this."""
 UNCOMMITTED_AHEAD_MAX_US = 24 * 3_600_000_000
-"""How far the time of an uncommitted entry may exceed what most clocks of the cluster say. An honest leader
-is within seconds, or it hands over; a machine in a wrong time zone is off by 14 hours at most. Committed
-entries are never refused for this. Nothing is refused while it is unknown what most clocks say."""
+"""How far the time of an uncommitted entry may exceed the time on most clocks of the cluster. A correct leader
+is within seconds of it, or hands over. A machine in a wrong time zone is off by 14 hours at most. Committed
+entries are never refused for this. While most clocks disagree or are unknown, nothing is refused."""
 CLAIM_TTL_MAX_MS = 30 * 86_400_000
 """How long an unrenewed driver's claim may last: a month. Drivers renew theirs every few seconds."""
 WANTED_FOR_MAX_MS = 366 * 86_400_000
 """How long a node may be parked or drained at most: a year. Nobody plans an absence for longer."""
 KEEP_DROPPED_MAX_MS = 366 * 86_400_000
-"""How long a dropped table may be kept at most: a year. It uses disk and is healed all the time."""
+"""How long a dropped table may be kept at most: a year. Until then it uses disk, and is healed."""
 KEEP_DROPPED_MIN_MS = 1_000
 """How long a dropped table is kept at least. To remove a table at once, delete it."""
 DROPPED_TABLES_MAX = 1_000
@@ -62,7 +62,7 @@ SCAN_WAIT_MAX_MS = 86_400_000
 """How long a scan may wait for its snapshot. A longer wait is cut to this. Clients wait for seconds and ask
 again."""
 ROWS_MAX = (1 << 63) - 1
-"""The highest limit of rows. Arrow cannot count further."""
+"""The highest row limit of a scan. Arrow cannot count further."""
 BATCH_ROWS_MAX = 1 << 20
 """The most rows of a batch that a scan may ask for. Our clients ask for 32,768."""
 WALL_US_MAX = 1 << 52
@@ -116,11 +116,11 @@ of them."""
 PEERS_MAX = 1_000
 """Peers of a configuration. No two are on one machine, and replication factors mostly have a single digit."""
 PEERS_HEARD_MAX = 4_096
-"""Nodes of which a process remembers what they sent themselves, such as keys and addresses. Beyond that, the one
-heard first is forgotten."""
+"""The most nodes for which a process remembers what each said of itself, such as its key and address. If there
+are more, the node that was heard first is forgotten."""
 NODES_HEARD_MAX = 16_384
-"""Unknown nodes that a master remembers until it leads and knows all nodes on record. Clusters have hundreds
-of nodes."""
+"""The most unknown nodes that a master remembers until it leads and has read all registered nodes. Clusters
+have hundreds of nodes."""
 NODES_UNFORMED_MAX = 1_000
 """The most registered nodes that have never started. An operator registers each node just before it makes its
 pod."""

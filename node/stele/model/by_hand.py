@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ByHand:
-    """A tablet's placement by hand. It stands until it is released. Healing comes first.
+    """A tablet's placement by hand. It applies until it is released, but healing takes precedence.
 
     Attributes:
         pinned: Nodes on which the tablet should have a replica.

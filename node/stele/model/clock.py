@@ -26,23 +26,23 @@ Clocks under NTP differ by milliseconds; the error of the measurement is well be
 
 
 TIMESTAMP_AHEAD_MAX_US = CLOCK_OFF_MAX_US + 500_000
-"""How far the timestamp of a write may lie ahead of the right time. A leader's clock may be off, and it may have served a
-snapshot that was half a second ahead of it."""
+"""How far the timestamp of a write may lie ahead of the right time. A leader's clock may be off by
+CLOCK_OFF_MAX_US. Its timestamps also exceed each snapshot that it served, which may be half a second ahead."""
 
 
 def snapshot_for(max_staleness_us: int, now: int, seen: int = 0) -> int:
-    """The oldest snapshot that holds all that was acknowledged `max_staleness_us` before the hybrid time `now`.
+    """Return the oldest snapshot with all writes that were acknowledged `max_staleness_us` before `now`.
 
-    It holds what a client has `seen`, too.
+    It also has all writes up to `seen`, the highest time that the client has seen. Times are hybrid times.
     """
     late_us = max_staleness_us - TIMESTAMP_AHEAD_MAX_US
     return now if late_us <= 0 else max(now - int(from_physical_us(late_us)), seen)
 
 
 def agreed(clocks_us: Collection[int]) -> int | None:
-    """The middle of these clocks, read at one moment, if more than half are within CLOCK_OFF_MAX_US of it.
+    """Return the median of these clocks, if more than half are within CLOCK_OFF_MAX_US of it.
 
-    None: they disagree, and nobody knows which is right."""
+    They are read at one moment, in µs since 1970. None: they disagree, and nobody knows which is right."""
     if not clocks_us:
         return None
     middle = sorted(clocks_us)[(len(clocks_us) - 1) // 2]
@@ -60,14 +60,15 @@ def utc(wall_us: int) -> str:
 
 
 def future_snapshot(snapshot: int, wall_us: int, clock_of: str) -> str:
-    """The message about a snapshot that lies after `wall_us`, the time on the clock of `clock_of`. It says
-    what to do."""
+    """Return the message for a snapshot in the future, with what to do. `wall_us` is the time on the clock of
+    `clock_of`."""
     ahead = ahead_of("the snapshot", snapshot, wall_us, clock_of)
     return f"{ahead}; give an earlier time, or no snapshot to read the present"
 
 
 def ahead_of(what: str, time: int, wall_us: int, clock_of: str) -> str:
-    """The message that a hybrid time lies after `wall_us`, the time on the clock of `clock_of`."""
+    """Return the message that a hybrid time lies in the future. `wall_us` is the time on the clock of
+    `clock_of`."""
     ahead_us = physical_us(time) - wall_us
     by = f"{ahead_us / 1e6:.1f} s " if ahead_us < _SHOWN_AHEAD_US else ""
     return f"{what} {utc(physical_us(time))} lies {by}in the future: {clock_of} says {utc(wall_us)}"
@@ -114,7 +115,7 @@ class HybridClock:
         """The highest time handed out or observed."""
 
     def now(self) -> HybridTime:
-        """A hybrid time above all that were handed out or observed."""
+        """Return a hybrid time above all that were handed out or observed."""
         self.last = self.next_at(self._wall_us())
         return HybridTime(self.last)
 

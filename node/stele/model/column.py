@@ -89,9 +89,10 @@ def arrow_type(name: str) -> pa.DataType:
 
 
 def _fault_finder(arrow: pa.DataType) -> Callable[[object], str] | None:
-    """A function that says why a Python or numpy value does not fit this type; "" if it may fit.
+    """Return a function that says why a Python or numpy value does not fit this type; "" if it may fit.
 
-    It finds values that Arrow would silently change: 1.5 to 1, a datetime to its day."""
+    It finds values that Arrow would silently change: 1.5 to 1, a datetime to its day. None: Arrow changes no
+    value of this type."""
     if pa.types.is_date(arrow):
         return _date_fault
     if pa.types.is_timestamp(arrow):
@@ -149,8 +150,8 @@ def _float_fault(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """A value for a message: its repr, cut if it is long; only its type if the repr fails, as for a huge
-    int."""
+    """Return a value as text for a message: its repr, cut if it is long. If the repr fails, as for a huge int,
+    return its type."""
     try:
         return _cut(repr(value))
     except Exception:  # noqa: BLE001 - a message about a value must not fail with it
@@ -196,8 +197,8 @@ class Column:
     """One column. `default` is JSON text; None if there is no default.
 
     In the JSON, dates and timestamps are ISO 8601, decimals are strings, binary is base64. `read_default`: the
-    value of rows that were written before the column was added, in the same form; None if that is null. It is
-    the default at that time, and never changes.
+    value of rows that are older than the column, in the same form; None means null. It is the default that the
+    column was added with, and never changes.
 
     Example:
         >>> column = table.schema.by_name["value"]
@@ -262,7 +263,7 @@ class Column:
         return ""
 
     def _why(self, value: object, exc: Exception) -> str:
-        """Arrow's reason for refusing a value, in Python's terms. Arrow speaks of types of C and of its own."""
+        """Return Arrow's reason for refusing a value, in Python's terms. Arrow's own text names C and Arrow types."""
         text = str(exc)
         if isinstance(exc, UnicodeEncodeError):
             return f"{_LONE_SURROGATE} at position {exc.start}"
@@ -284,9 +285,10 @@ class Column:
         return self._scalar(self.default)
 
     def default_text(self) -> str | None:
-        """The default in one form: dates as YYYY-MM-DD, timestamps with hours, minutes, seconds and the zone UTC, decimals as digits.
+        """Return the default in canonical form, because other programs' parsers accept fewer forms than Python's.
 
-        Foreign programs read it, with parsers that know less than Python's. A time that Python cannot hold stays as it is."""
+        Dates are YYYY-MM-DD. Timestamps have hours, minutes, seconds and the zone UTC. Decimals are digits. A time
+        that Python cannot hold stays as it is. None: there is no default, or it is null."""
         temporal, exact = pa.types.is_temporal(self.arrow), pa.types.is_decimal(self.arrow)
         if self.default is None or not (temporal or exact):
             return self.default
@@ -321,8 +323,8 @@ class Column:
     def default_fault(self) -> str:
         """What is wrong with the default, as a message; "" if rows get exactly the value that its text says.
 
-        The default must fit the type. Asked only for new tables: stored schemas are read as always, so that
-        all replicas agree.
+        The default must fit the type. Call this only for new or changed defaults. Stored schemas are not checked
+        by it, so that all replicas read them alike.
         """
         if self.default is None:
             return ""

@@ -29,7 +29,7 @@ class Peer:
 
     `address` is a hint (host:port of the node's gRPC server). `promote` is set on a NON_VOTER that the leader
     will make a voter once it has caught up (a PRE_FOLLOWER). `witness_start` is the committed OpId after
-    which a WITNESS logs.
+    which a WITNESS begins its log.
     """
 
     node_id: NodeId
@@ -49,8 +49,8 @@ class Peer:
 class Configuration:
     """The set of peers of a tablet; `opid_index` is the log index that wrote it, -1 for the first.
 
-    `incarnation`: of the tablet. Only a recovery after a lost majority raises it, and its log indexes may
-    then repeat those of the replicas that were lost. So compare configurations by `version`.
+    `incarnation`: the tablet's. Only a recovery after a lost majority raises it. Log indexes after a recovery
+    may repeat those of the lost replicas, so compare configurations by `version`.
     """
 
     opid_index: int
@@ -105,8 +105,8 @@ def member_type_of(number: int, whose: str) -> MemberType:
 
 
 _FIRST, _RECOVERED = 1, 2
-"""Versions of the bytes. A configuration of a tablet that was never recovered is written in the first, which
-every release reads. The other has the incarnation after the peers."""
+"""Versions of the bytes. The first is for tablets that were never recovered, and every release reads it. The
+second adds the incarnation after the peers."""
 
 
 def encode_configuration(config: Configuration) -> bytes:

@@ -1,8 +1,8 @@
-"""What is known of the replicas that heals and moves made: whether they hold the same rows as another voter. One value for
-catalog, driver and command line. Pure.
+"""Records whether replicas that heals and moves made hold the same rows as another voter. Shared by catalog, driver
+and command line. Pure.
 
-Invariant: the record of a difference, or of a comparison that waits, stays until the replica is found equal or is no member
-any more.
+Invariant: the record of a replica that differs, or that still waits to be compared, stays. It goes only when the
+replica is found equal or leaves the configuration.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class CopyRecord:
 
     Attributes:
         replica_id: The replica.
-        cause: The heal that made it, in one word; "" if unknown.
+        cause: The heal or move that made it, as one word; "" if unknown.
         other_id: The voter that it was compared with; 0: it was not compared yet.
-        at_us: When that was recorded, by the wall clock of a master.
-        snapshot: The hybrid time at which both summed up their rows.
-        index: Of a key space: the log index at which both summed up their keys; else 0.
-        rows: Its rows, or keys.
+        at_us: When the comparison was recorded, in µs since 1970, by the wall clock of a master.
+        snapshot: The hybrid time at which both replicas computed the checksums of their rows.
+        index: For a key space, the log index at which both computed the checksums of their keys; else 0.
+        rows: The number of its rows, or of its keys.
         checksum: The checksum of its rows or keys, 64 bits.
-        other_rows: The rows of the other voter.
-        other_checksum: Their checksum, 64 bits.
+        other_rows: The number of the other voter's rows or keys.
+        other_checksum: The checksum of the other voter's rows or keys, 64 bits.
     """
 
     replica_id: int
@@ -78,10 +78,10 @@ def of_members(copies: Sequence[CopyRecord], config: Configuration) -> tuple[Cop
 def with_record(
     copies: Sequence[CopyRecord], record: CopyRecord, config: Configuration
 ) -> tuple[CopyRecord, ...]:
-    """The records once `record` is added. It takes the place of an earlier one of the same replica.
+    """Return the records with `record` added. It replaces an earlier record of the same replica.
 
-    Of comparisons that found equal rows only the newest stays, so that a tablet has few records, however often its replicas
-    move. Records of replicas that left the configuration are dropped.
+    Only the newest record of equal rows stays, so that a tablet whose replicas often move has few records. Records
+    of replicas that left the configuration are dropped.
     """
     kept = (c for c in of_members(copies, config) if c.replica_id != record.replica_id)
     return (*(c for c in kept if not (c.equal and record.equal)), record)
@@ -90,7 +90,8 @@ def with_record(
 def with_made(
     copies: Sequence[CopyRecord], replica_id: int, cause: str, config: Configuration
 ) -> tuple[CopyRecord, ...]:
-    """The records once this replica is a member: it waits to be compared. One that is on record already stays as it is."""
+    """Return the records with one for this new member, which waits to be compared. An existing record of it stays
+    unchanged."""
     if any(c.replica_id == replica_id for c in copies):
         return tuple(copies)
     return with_record(copies, CopyRecord(replica_id, cause), config)

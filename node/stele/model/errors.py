@@ -72,9 +72,9 @@ class Code(IntEnum):
 
 
 class Advice(Enum):
-    """What to do next, if the words depend on who reads them. These are for users of the Python client.
+    """What to do next, where the words depend on the reader. These words are for users of the Python client.
 
-    The command line has its own words (stele.cli.errors). {name}: what the error is about."""
+    The command line has its own (stele.cli.errors). `{name}` stands for the thing that the error is about."""
 
     LIST_TABLES = "list_tables() shows the existing ones"
     LIST_DROPPED = "dropped_tables() shows those that can be recalled"
@@ -89,8 +89,8 @@ class Advice(Enum):
 class SteleError(Exception):
     """Base of all errors that Stele raises on purpose. `args[0]` is the message without the advice.
 
-    The advice does not travel between processes. `retry_after_ms`: earlier retries cannot succeed; 0: not
-    known.
+    The advice is not sent to other processes. `retry_after_ms`: a retry before that time cannot succeed; 0:
+    unknown.
 
     Example:
         >>> try:
@@ -139,7 +139,7 @@ class Retryable(SteleError):
 
 
 class NotLeader(Retryable):
-    """The replica asked does not lead. `leader_hint` is a node id or empty."""
+    """The replica that was asked is not the leader. `leader_hint`: the leader's node id; "" if unknown."""
 
     default_code = Code.NOT_LEADER
 
@@ -165,8 +165,8 @@ class Rejected(SteleError):
 class StartRefused(Rejected):
     """A master refuses a node's start: STALE_INCARNATION or VOLUME_OLD. `master` is the master's node id.
 
-    `masters`: how many masters there are; 0 if it does not know. `newest`: the node's newest incarnation it
-    knows."""
+    `masters`: how many masters there are; 0 if the master does not know. `newest`: the newest incarnation of
+    the node that the master knows."""
 
     def __init__(
         self, message: str, *, code: Code, master: str = "", masters: int = 0, newest: int = 0
@@ -235,7 +235,7 @@ def unknown_here(what: str, number: object) -> SteleError:
 
 
 def no_outcome(deadline_ms: int) -> SteleError:
-    """The error for a write that was submitted, if its caller stops waiting."""
+    """Return the error for a submitted write whose caller stops waiting. The write may still be committed."""
     return Retryable(
         f"no outcome within {deadline_ms} ms; send it again with the same client id and sequence",
         code=Code.UNKNOWN_OUTCOME,
@@ -258,9 +258,8 @@ def error_for(code: Code, message: str) -> SteleError:
 def let_go(error: BaseException) -> None:
     """Drop the tracebacks of an error that is answered or passed on.
 
-    A traceback's frames hold what was worked on, such as blocks. A frame, or a future that it waited for,
-    often holds the error in turn. Only the garbage collector would free such a cycle, and a node runs it
-    seldom.
+    A traceback's frames refer to large values, such as blocks. A frame, or a future that it waited for, often
+    refers to the error in turn. Only the garbage collector frees such a cycle, and a node runs it seldom.
     """
     left: list[BaseException | None] = [error]
     seen: set[int] = set()

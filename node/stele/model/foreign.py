@@ -24,12 +24,12 @@ _BARE = {pa.lib.Type_STRING: pa.binary(), pa.lib.Type_LARGE_STRING: pa.large_bin
 
 
 def read_batch(raw: bytes | memoryview | pa.Buffer, schema: pa.Schema, what: str) -> pa.RecordBatch:
-    """The batch in an Arrow IPC record batch message, which uses the memory of `raw`. `what` names it in
-    errors.
+    """Read the batch in an Arrow IPC record batch message. It uses the memory of `raw`. `what` names the message
+    in errors.
 
     Raises:
-        Rejected: not such a message with these columns, or its offsets are wrong. Also a compressed message,
-            which may be a thousand times as large as it looks.
+        Rejected: the bytes are no such message with these columns, or its offsets are wrong. Compressed
+            messages are refused too, because they may expand a thousandfold.
     """
     try:
         body = pa.py_buffer(raw)
@@ -50,12 +50,12 @@ def read_batch(raw: bytes | memoryview | pa.Buffer, schema: pa.Schema, what: str
 
 
 def ensure_safe(batch: pa.RecordBatch) -> None:
-    """Check that no array points outside its memory. For many rows of a trusted sender.
+    """Check that no array points outside its memory. Use it for many rows from a trusted sender.
 
-    Does not check the contents of strings and decimals, which would take as long as reading them.
+    It does not check the contents of strings and decimals, because that takes as long as reading them.
 
     Raises:
-        pa.ArrowInvalid: an array that is not safe to read.
+        pa.ArrowInvalid: an array is not safe to read.
     """
     for array in batch.columns:
         bare = _BARE.get(array.type.id)
@@ -85,8 +85,8 @@ def _check_buffers(metadata: pa.Buffer, size: int, what: str) -> None:
 
 
 def batch_places(data: memoryview) -> tuple[int, int, int, int]:
-    """Places in the metadata of one of our record batch messages. In order: the body's length, the number of
-    rows, the first node, the first buffer."""
+    """Return four byte offsets in the metadata of one of our record batch messages. In order, they are those of
+    the body's length, the number of rows, the first field node and the first buffer."""
     message = _OFFSET.unpack_from(data)[0]
     header = _field(data, message, _HEADER)
     batch = header + _OFFSET.unpack_from(data, header)[0]

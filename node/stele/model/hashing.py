@@ -52,8 +52,7 @@ def fmix(values: U64) -> U64:
 def hash_binary(values: pa.BinaryArray, seed: int = 0) -> U64:
     """Stele hash v1 of each value of a binary array without nulls.
 
-    Memory and time are proportional to the bytes: one long value among many short ones costs only its own
-    length.
+    Memory and time are proportional to the total number of bytes. One long value makes no other value dearer.
     """
     offsets, data = binary_parts(values)
     lengths = np.diff(offsets)

@@ -1,9 +1,10 @@
 """Holds: named claims on a tablet's history. Orders about them travel as entries of the tablet's log. Pure; opens nothing.
 
-An order comes in a WRITE entry of body kind HOLD (`stele.model.writeop`), as JSON. A hold keeps old versions of rows from its
-time on. It ends when it is released, or when an entry with a time past its expiry is applied. One that costs too much is broken.
+An order is JSON in a WRITE entry of body kind HOLD (`stele.model.writeop`). A hold keeps old versions of rows from its
+time on. It ends when it is released, or when an entry with a time past its expiry is applied. A hold that costs too much
+is broken: it stays on record, but keeps nothing.
 
-Invariant: what becomes of the holds follows from the entries alone. No replica's clock is asked.
+Invariant: the holds follow from the log's entries alone. No replica's clock is asked.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from stele.model.record import record
 from stele.model.writeop import NO_CLIENT, BodyKind, WriteHeader, digest, encode
 
 HOLDS_MAX = 16
-"""The most holds of one tablet. It is a rule of applying, so it never changes."""
+"""The most holds of one tablet. Replicas check it as they apply entries, so it must never change."""
 NAME_CHARS_MAX = 64
 EXPIRES_MIN_MS, EXPIRES_MAX_MS = 1_000, 366 * 86_400_000
 """The shortest and the longest life of a hold. Its holder renews it long before it ends. Otherwise it
@@ -55,8 +56,8 @@ _ACTIONS = {action.value: action for action in Action}
 class Hold:
     """A claim on history from the hybrid time `since` on.
 
-    `expires_us`: an entry with a later time ends it, in µs since 1970. `bytes_max`: what it may cost in one replica.
-    `broken`: why it keeps nothing any more; "" while it does."""
+    `expires_us`: an entry with a later time ends the hold, in µs since 1970. `bytes_max`: the most bytes of old rows that
+    it may keep in one replica. `broken`: why it was broken; "" while it keeps history."""
 
     name: str
     since: int
@@ -65,7 +66,7 @@ class Hold:
     broken: str = ""
 
     def to_json(self) -> list[Any]:
-        """As a manifest has it. New fields go to the end."""
+        """Return the hold as a list for a manifest. New fields go to the end."""
         return [self.name, self.since, self.expires_us, self.bytes_max, self.broken]
 
     @staticmethod
@@ -83,8 +84,10 @@ class Hold:
 
 @record
 class HoldOrder:
-    """An order about a hold. `since`: for TAKE, 0 means the entry's own time. For RENEW, 0 means no change.
-    For BREAK, it is the time of the hold that was judged. `expires_ms` counts from the entry's time."""
+    """An order about a hold. `since`: the time from which the hold keeps history.
+
+    For TAKE, 0 means the entry's own time. For RENEW, 0 means no change. For BREAK, it is the `since` of the hold that was
+    found too costly; the order has no effect on any other. `expires_ms` counts from the entry's time."""
 
     action: Action
     name: str = ""
@@ -94,7 +97,7 @@ class HoldOrder:
     why: str = ""
 
     def encoded(self) -> bytes:
-        """The payload of its entry. Repeating it changes nothing."""
+        """Return the payload of the WRITE entry for this order. Applying it twice changes nothing more."""
         fields = [self.action.value, self.name, self.since, self.expires_ms, self.bytes_max, self.why]
         body = json.dumps(fields, separators=(",", ":")).encode()
         return encode(WriteHeader(NO_CLIENT, 0, 0, 0, digest(body), 0, BodyKind.HOLD), body)
@@ -104,7 +107,7 @@ class HoldOrder:
         """The order in the body of an entry.
 
         Raises:
-            Rejected: UNSUPPORTED_VERSION: an action of a later release; INVALID_ARGUMENT: it is not an order.
+            Rejected: UNSUPPORTED_VERSION: the action is of a later release. INVALID_ARGUMENT: it is not an order.
         """
         try:
             word, name, since, expires_ms, bytes_max, why = parse_json(bytes(body))[:6]
@@ -124,7 +127,7 @@ class HoldOrder:
 
 
 def name_of(given: Any) -> str:
-    """A hold's name. Raises ValueError, with what is wrong."""
+    """Return `given` if it is a valid name for a hold. Else raise a ValueError that says what is wrong."""
     if not isinstance(given, str) or not _NAME.match(given) or len(given) > NAME_CHARS_MAX:
         raise ValueError(
             f"name of a hold {str(given)[: NAME_CHARS_MAX + 1]!r}: expected 1 to {NAME_CHARS_MAX} letters, digits, dots, dashes "
@@ -134,7 +137,7 @@ def name_of(given: Any) -> str:
 
 
 def faults_of(order: HoldOrder) -> list[str]:
-    """What is wrong with an order before it is proposed; none if it may be."""
+    """Return what is wrong with an order, as messages. If there are none, the order may be proposed."""
     found = []
     try:
         name_of(order.name)
@@ -162,7 +165,7 @@ class Held:
 
     @property
     def expires_us(self) -> int | None:
-        """When the first of them ends; None if there is none."""
+        """When the first hold expires, in µs since 1970; None if there is no hold."""
         return min((hold.expires_us for hold in self.holds), default=None)
 
     def named(self, name: str) -> Hold | None:
@@ -170,18 +173,18 @@ class Held:
         return next((hold for hold in self.holds if hold.name == name), None)
 
     def at(self, time: int) -> Held:
-        """The holds that are left after an entry with this hybrid time. Expired ones end."""
+        """Return the holds without those that expired before an entry with this hybrid time."""
         us = physical_us(time)
         if all(us <= hold.expires_us for hold in self.holds):
             return self
         return Held(tuple(hold for hold in self.holds if us <= hold.expires_us))
 
     def after(self, order: HoldOrder, time: int) -> Held:
-        """The holds after an entry with this hybrid time has carried out the order. Call `at` with the time
-        first.
+        """Return the holds after an entry with this hybrid time has carried out the order. First call `at` with
+        the same time.
 
         Raises:
-            Rejected: CURSOR_LOST: a hold to renew is gone or broken. TOO_LARGE: there are too many. Nothing was changed.
+            Rejected: CURSOR_LOST: the hold to renew is gone or broken. TOO_LARGE: there are too many holds.
         """
         old = self.named(order.name)
         expires_us = physical_us(time) + order.expires_ms * 1_000
@@ -223,7 +226,7 @@ NONE_HELD = Held()
 
 
 def told_broken(hold: Hold) -> str:
-    """What to tell whoever relied on a broken hold."""
+    """Return the message for a reader who relied on a broken hold."""
     return (
         f"hold {hold.name} on the history from {utc(physical_us(hold.since))} on is broken: {hold.broken}; begin again with a "
         "scan, and take a new hold at its snapshot, with a higher limit or read more often"

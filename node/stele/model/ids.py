@@ -48,7 +48,8 @@ def is_id(text: str) -> bool:
 
 
 def start_digest(start: int) -> int:
-    """A digest of a start's secret random name. The node tells it to everybody; never 0."""
+    """Return a digest of the secret random number that names one start of a node. The node sends the digest to
+    everybody. It is never 0."""
     digest = hashlib.blake2b(start.to_bytes(8, "little"), digest_size=8, person=b"stele start").digest()
     return int.from_bytes(digest, "little") or 1
 
@@ -69,8 +70,9 @@ OPID_NONE = OpId(0, 0)
 
 
 class StreamKey(NamedTuple):
-    """A replica's own sequence of records within the shared log of its node. A tuple, since each block that a replica
-    takes looks some dozens of them up, and Python hashes those four times as fast as objects."""
+    """Names one replica's sequence of records within the shared log of its node.
+
+    It is a tuple because Python hashes tuples four times as fast as objects. Each block needs some dozens of look-ups."""
 
     tablet_id: TabletId
     replica_id: ReplicaId

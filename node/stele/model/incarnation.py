@@ -1,8 +1,9 @@
-"""The incarnation of a tablet: which of its histories a replica has. 0 until its majority was lost and given up.
+"""The incarnation of a tablet: which of its histories a replica has. It is 0 until the tablet's first recovery after
+a lost majority.
 
-One number of two parts: how many recoveries led to the history, and a random mark of the last one. A recovery
-counts from what its author knows: the masters from the catalog, `stele local cmeta rewrite` from one volume.
-So two authors may reach the same count, and the mark keeps their histories apart. Imports nothing of ours.
+It has two parts: how many recoveries led to the history, and a random mark of the last one. A recovery adds one to the
+count that its author knows. The masters know the catalog's count, `stele local cmeta rewrite` that of one volume. So
+two authors may reach the same count, and the mark keeps their histories apart. Imports nothing of ours.
 
 Invariant: no two recoveries give the same incarnation. A history is replaced only by one with
 more recoveries. Of two with the same number, the first stays.
@@ -13,8 +14,8 @@ from __future__ import annotations
 import secrets
 
 MARK_BITS = 40
-"""With this many bits, two independent recoveries have the same mark once in 10^12 times. For 8,192
-recoveries the incarnation stays below 2^53, up to where JSON readers hold whole numbers."""
+"""With this many bits, two independent recoveries have the same mark once in 10^12 times. For up to 8,191
+recoveries the incarnation stays below 2^53, up to which JSON readers hold whole numbers exactly."""
 RECOVERIES_AHEAD_MAX = 64
 """How many recoveries an incarnation may be ahead of the replica that hears of it. An administrator asks for
 each of them."""
@@ -35,7 +36,7 @@ def raised(incarnation: int, mark: int | None = None) -> int:
 
 
 def is_given_up(told: int, known: int) -> bool:
-    """Whether `told` is another history than `known`, with as many recoveries or fewer."""
+    """Whether `told` is a history that was given up: not `known`, and with as many recoveries or fewer."""
     return told != known and recoveries(told) <= recoveries(known)
 
 

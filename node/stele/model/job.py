@@ -1,9 +1,9 @@
 """An attempt at a part of a job, as it travels from the client through the log into the store. Pure.
 
-A job is rows that one program writes once, although it may try parts of them again (`stele.client.jobs`). Tablets
+A job is a set of rows that a program writes once, although it may retry parts of it (`stele.client.jobs`). Tablets
 remember which of their writes each attempt made (`stele.tablet.jobs`).
 
-Invariant: the attempts at one part have the same job and part, and no two of them the same number.
+Invariant: all attempts at one part have the same `job` and `part`, and each has a `number` of its own.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ _NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 def json_value(value: Any) -> Any:
     """A column's Python value as a JSON value. Whatever JSON cannot hold becomes a string.
 
-    Binary is hex; dates and timestamps are ISO 8601. NaN and Infinity are strings, because most readers
-    refuse them bare.
+    Binary is hex; dates and timestamps are ISO 8601. NaN and Infinity are strings, because most JSON parsers
+    refuse them as numbers.
     """
     match value:
         case None | bool() | int() | str():

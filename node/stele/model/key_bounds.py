@@ -33,7 +33,7 @@ EVERYTHING: tuple[KeyRange, ...] = ((b"", b""),)
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """A column has one of these values: encoded alone, ascending, each once."""
+    """The values that a column may have: each encoded alone, ascending, without duplicates."""
 
     encoded: tuple[bytes, ...]
 
@@ -47,7 +47,7 @@ class Span:
 
 
 Domain = Values | Span
-"""What predicates leave of a key column. Empty `Values`: no row can be wanted."""
+"""The values that predicates allow for a key column. Empty `Values`: no row can be wanted."""
 
 
 def domain(column: Column, schema: Schema, predicates: Iterable[Predicate]) -> Domain:
@@ -91,9 +91,10 @@ def domain(column: Column, schema: Schema, predicates: Iterable[Predicate]) -> D
 def key_ranges(
     column_ids: Sequence[int], schema: Schema, predicates: Sequence[Predicate], ranges_max: int = RANGES_MAX
 ) -> list[KeyRange]:
-    """Ranges of these key columns, encoded in this order; ascending, disjoint, none empty, at most `ranges_max`.
+    """Return the ranges that contain all wanted rows. A range bounds these columns, encoded in this order.
 
-    An empty list: no row can be wanted. EVERYTHING, as a list: the predicates say nothing about these columns.
+    Ranges are ascending and disjoint, none is empty, and there are at most `ranges_max`. If no row can be wanted,
+    the list is empty. If the predicates do not restrict these columns, it is `list(EVERYTHING)`.
 
     Raises:
         Rejected: a predicate does not fit its column.
@@ -120,7 +121,7 @@ def key_ranges(
 
 
 def within(ranges: Iterable[KeyRange], lower: bytes, upper: bytes) -> list[KeyRange]:
-    """What these ascending ranges have in common with [lower, upper); b"" means unbounded."""
+    """Return the parts of these ascending ranges that lie in [lower, upper). b"" means unbounded."""
     found = []
     for start, end in ranges:
         low = max(start, lower)
@@ -131,7 +132,7 @@ def within(ranges: Iterable[KeyRange], lower: bytes, upper: bytes) -> list[KeyRa
 
 
 def keys_begin_with(column_ids: Sequence[int], schema: Schema) -> bool:
-    """Whether each encoded key begins with these columns as they are encoded alone."""
+    """Whether each encoded key begins with the bytes of these columns as `keys.encode_columns` gives them."""
     ids = schema.key_column_ids
     if tuple(column_ids) != tuple(ids[: len(column_ids)]):
         return False
@@ -163,13 +164,14 @@ def _encoded_alone(values: pa.Array) -> list[bytes]:
 
 
 def _rendered(value: bytes, column: Column, last: bool) -> bytes:
-    """A value that was encoded alone, as it stands in keys."""
+    """Convert a value that was encoded alone into its bytes within a key."""
     return value if last or not _variable(column) else keys.escaped(value)
 
 
 def _after(key: bytes, variable: bool) -> bytes | None:
-    """The lowest bytes above `key`. Unless keys vary in length (`variable`), they are also above all keys
-    that begin with it. None: there are no such bytes."""
+    """Return the lowest bytes above `key`. None: there are none.
+
+    If keys have a fixed length (not `variable`), the bytes are also above all keys that begin with `key`."""
     if variable:
         return key + b"\x00"
     stem = key.rstrip(b"\xff")
@@ -177,7 +179,7 @@ def _after(key: bytes, variable: bool) -> bytes | None:
 
 
 def _few(column: Column, lower: bytes | None, upper: bytes | None) -> set[bytes] | None:
-    """All values of [lower, upper), where these are few."""
+    """Return all values of [lower, upper); None if these are not few. For a bool column, return both values."""
     if _variable(column):
         one = lower is not None and upper == lower + b"\x00"
         return {lower} if one and lower is not None else None
@@ -200,7 +202,7 @@ def _is_empty(lower: bytes | None, upper: bytes | None) -> bool:
 
 
 def _hulls(values: Values, column: Column, most: int) -> list[Span]:
-    """At most `most` spans that cover all the values. Each covers neighbours in the list."""
+    """Return at most `most` spans that together cover all values. Each covers consecutive values."""
     each = -(-len(values.encoded) // most)
     starts = range(0, len(values.encoded), each)
     parts = [values.encoded[start : start + each] for start in starts]
@@ -216,7 +218,7 @@ def _placed(prefix: bytes, span: Span, column: Column, last: bool) -> tuple[byte
 
 
 def _joined(ranges: Iterable[tuple[bytes, bytes | None]]) -> list[KeyRange]:
-    """The ranges without empty ones; neighbours are joined. They ascend, and an upper None means unbounded."""
+    """Return the ascending ranges without empty ones, with adjacent ones joined. An upper None means unbounded."""
     found: list[KeyRange] = []
     for lower, upper in ranges:
         if upper is not None and upper <= lower:

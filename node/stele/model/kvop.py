@@ -39,7 +39,8 @@ LEASES_VERSION = 2
 LEASE_MAX = (1 << 63) - 1
 """The highest id of a lease; 0 is none."""
 TTL_MIN_MS, TTL_MAX_MS = 1_000, 86_400_000
-"""How long a lease may live without its holder. An election may take most of a second."""
+"""The shortest and the longest time that a lease may live without hearing from its holder. An election may take
+most of a second, so a lease must last at least that long."""
 _NOTHING = "key space write: it changes no key"
 
 
@@ -51,8 +52,8 @@ class KeyOp(IntEnum):
     changes nothing, and fails (CAS_FAILED) unless the value is `expected`. DELETE with an `expected` value
     fails (CAS_FAILED) for another value. REPLACE, INSERT and CAS attach the key to a lease, if one is given.
 
-    GRANT begins a lease, whose time in ms is the value; REVOKE ends one, and removes its keys. Both have the lease as key:
-    see `lease_key`. GRANT, REVOKE, and leases in other operations are read only from cluster version 2 on.
+    GRANT begins a lease; its value is how long the lease lives, in ms. REVOKE ends a lease and removes its keys.
+    The key of both is the lease's id: see `lease_key`. Only programs of cluster version 2 or later read leases.
     """
 
     REPLACE = 1
@@ -93,19 +94,19 @@ def lease_of(operation: KeyOperation) -> int:
 
 
 def grant(lease: int, ttl_ms: int) -> KeyOperation:
-    """Begin a lease."""
+    """Return the operation that begins a lease."""
     return KeyOperation(KeyOp.GRANT, lease_key(lease), _LEASE.pack(ttl_ms))
 
 
 def ttl_of(operation: KeyOperation) -> int:
-    """The time in ms that GRANT gives. Raises Corrupt if the value is not a time."""
+    """Return how long the lease of a GRANT lives, in ms. Raises Corrupt if the value is not a time."""
     if len(operation.value) != _LEASE.size:
         raise Corrupt(f"a lease's time has {len(operation.value)} bytes; expected {_LEASE.size}")
     return int(_LEASE.unpack(operation.value)[0])
 
 
 def revoke(lease: int) -> KeyOperation:
-    """End a lease and remove its keys."""
+    """Return the operation that ends a lease and removes its keys."""
     return KeyOperation(KeyOp.REVOKE, lease_key(lease))
 
 
@@ -152,11 +153,12 @@ def encode_operations(operations: Sequence[KeyOperation]) -> bytes:
 def encode_write(
     values: Mapping[bytes, bytes | None], when: Mapping[bytes, bytes | None], lease: int = 0
 ) -> bytes:
-    """The bytes of a client's write: each key of `when` must have its value, then each key of `values` gets its own.
-    None: the key is absent. `lease`: what the keys that are set are attached to.
+    """Return the bytes of a client's write: if each key of `when` has the value there, set each key of `values`.
+
+    None means an absent key. `lease`: the lease to which the set keys are attached; 0: none.
 
     Raises:
-        Rejected: it changes no key; TOO_LARGE; as `encode_operations`.
+        Rejected: the write changes no key, or as `encode_operations`. TOO_LARGE: too many keys or bytes.
     """
     if not values:
         raise Rejected(_NOTHING)
@@ -177,7 +179,8 @@ def decode_write(data: bytes) -> list[KeyOperation]:
     """The inverse of `encode_write`, for a node.
 
     Raises:
-        Rejected: TOO_LARGE; the bytes are not a batch; an operation that no client's write has; as `decode_operations`.
+        Rejected: the bytes are not a batch, or have an operation that clients may not send. TOO_LARGE: too many
+            keys or bytes. UNSUPPORTED_VERSION: as `decode_operations`.
     """
     _check_size(_HEADER.unpack_from(data)[2] if len(data) >= _HEADER.size else 0, len(data))
     try:
@@ -218,7 +221,7 @@ def decode_operations(data: bytes | memoryview) -> list[KeyOperation]:
         version, zero, count = _HEADER.unpack_from(data)
         if version != VERSION or zero:
             raise Rejected(
-                f"key space batch version {version}, reserved byte {zero}; this program reads {VERSION}, 0",
+                f"key space batch version {version}, reserved byte {zero}; this program reads {VERSION}, 0; upgrade it",
                 code=Code.UNSUPPORTED_VERSION,
             )
         at = _HEADER.size
@@ -229,7 +232,7 @@ def decode_operations(data: bytes | memoryview) -> list[KeyOperation]:
             if op not in _OPS or flags & ~(_FLAG_EXPECTED | _FLAG_LEASE) or zero:
                 raise Rejected(
                     f"key space operation {op}, flags {flags}, reserved bytes {zero}; this program knows operations "
-                    f"{min(_OPS)} to {max(_OPS)}, flags {_FLAG_EXPECTED} and {_FLAG_LEASE}, zeros",
+                    f"{min(_OPS)} to {max(_OPS)}, flags {_FLAG_EXPECTED} and {_FLAG_LEASE}, zeros; upgrade it",
                     code=Code.UNSUPPORTED_VERSION,
                 )
             end = at + key_length + value_length + expected_length

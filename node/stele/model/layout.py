@@ -34,7 +34,7 @@ _KINDS = (
     *(pa.lib.Type_INT8, pa.lib.Type_INT16, pa.lib.Type_INT32, pa.lib.Type_INT64),
     *(pa.lib.Type_FLOAT, pa.lib.Type_DOUBLE, pa.lib.Type_DATE32, pa.lib.Type_TIMESTAMP, pa.lib.Type_BOOL),
 )
-"""Types for which any bits are a value. Text is not among them."""
+"""Types of columns that a layout can have."""
 _CODES = {
     pa.lib.Type_INT8: "b",
     pa.lib.Type_INT16: "h",
@@ -55,8 +55,9 @@ class _Column:
     __slots__ = ("code", "is_key", "is_text", "node", "nullable", "type", "value_bits", "word")
 
     def __init__(self, node: int, word: int, field: pa.Field, is_key: bool) -> None:
-        """`node`: the word with the column's number of rows; the next has its nulls. `word`: the word with
-        the offset of its first buffer; each buffer has two, offset and length."""
+        """Words are numbered from the block's start. `node`: the word with the column's number of rows; the next
+        word has its number of nulls. `word`: the word with the offset of its first buffer, then its length, and
+        so on for each buffer."""
         type_ = field.type
         self.node = node
         self.word = word
@@ -72,8 +73,8 @@ class Layout:
     """The 8-byte words at the front of a schema's blocks. Made by `layout_of`."""
 
     def __init__(self, schema: Schema, sample: bytes, places: tuple[int, int, int, int], body: int) -> None:
-        """`sample`: a block. `places`: where it has the length of its body, its rows, its nodes and its buffers, in
-        words. `body`: the byte at which its body begins."""
+        """`sample`: a block of this layout. `places`: the words in it where the length of its body, its number of
+        rows, its field nodes and its buffers begin. `body`: the byte at which its body begins."""
         self._arrow = schema.to_arrow()
         self._front = struct.Struct(f"<{body // 8}q")
         self._size, self._rows, self._nodes, word = places
@@ -106,7 +107,7 @@ class Layout:
         """Whether the block has this layout and at most `ROWS_MAX` rows, is safe to read, and no row of it can be
         refused.
 
-        False proves nothing: stele.tablet.block_checks then decides, as it can for any block."""
+        After False the block may still be correct: stele.tablet.block_checks decides, as it can for any block."""
         body = self._front.size
         if len(block) < body:
             return False
@@ -186,7 +187,8 @@ class Layout:
         return b"".join((front, *body))
 
     def _front_of(self, op: RowOp, rows: int) -> bytes:
-        """The front of blocks with that many rows. The words that depend on the lengths of text are not set yet."""
+        """Return the bytes before the body of a block with this many rows. The caller sets the words that depend on
+        the lengths of text."""
         found = self._fronts.get((op.value, rows))
         if found is None:
             words = list(self._words)
@@ -198,10 +200,10 @@ class Layout:
         return found
 
     def rows_of(self, blocks: Sequence[memoryview]) -> pa.RecordBatch | None:
-        """The rows of such blocks, one block after the other. The blocks were found plain before, so text is
-        valid.
+        """Return the rows of several blocks, one block after the other. `is_plain` accepted each before, so text is
+        not checked again.
 
-        None: one has another layout or is damaged, or all together exceed an Arrow array."""
+        None: a block has another layout or is damaged, or all rows together do not fit into an Arrow array."""
         raw = b"".join(blocks)
         sizes = np.fromiter(map(len, blocks), np.int64, len(blocks))
         if len(raw) > _INT32_MAX or (sizes % 8).any() or sizes.min() < self._front.size:
@@ -298,9 +300,9 @@ def _are_texts(data: bytes, offsets: Sequence[int]) -> bool:
 
 
 def _bits(raw: bytes, begins: _Ints, rows: _Ints, row: _Ints) -> npt.NDArray[np.uint8]:
-    """One bit for each row, from the bits that begin at `begins` for each block.
+    """Return one bit for each row, as 0 or 1. Those of a block begin at its byte offset in `begins`.
 
-    `rows`: the rows of each block. `row`: the place of each row in its block."""
+    `rows`: the number of rows of each block. `row`: for each row, its position in its block."""
     octets = np.frombuffer(raw, np.uint8)[np.repeat(begins, rows) + row // 8]
     found: npt.NDArray[np.uint8] = octets >> (row % 8).astype(np.uint8) & 1
     return found
@@ -309,9 +311,9 @@ def _bits(raw: bytes, begins: _Ints, rows: _Ints, row: _Ints) -> npt.NDArray[np.
 def _validity(
     raw: bytes, begins: _Ints, lacking: npt.NDArray[np.bool_], rows: _Ints, row: _Ints
 ) -> pa.Buffer | None:
-    """The validity bits of a column in all blocks. None: every value is there.
+    """Return the validity bits of a column in all blocks; None if there are no nulls.
 
-    `lacking`: which blocks have nulls; only these have bits, at their `begins`. The rest: see `_bits`."""
+    `lacking`: which blocks have nulls. Only these have validity bits, at their `begins`. For the others see `_bits`."""
     if not lacking.any():
         return None
     present = _bits(raw, begins * lacking, rows, row) | ~np.repeat(lacking, rows)
@@ -319,7 +321,7 @@ def _validity(
 
 
 def _fixed(column: _Column, raw: bytes, begins: _Ints, rows: _Ints, row: _Ints) -> pa.Buffer:
-    """The values of a column in all blocks. They begin at `begins` in `raw`."""
+    """Return the values of a column in all blocks. A block's values begin at its byte offset in `begins`."""
     if column.value_bits == 1:
         return pa.py_buffer(np.packbits(_bits(raw, begins, rows, row), bitorder="little"))
     width = column.value_bits // 8
@@ -329,8 +331,9 @@ def _fixed(column: _Column, raw: bytes, begins: _Ints, rows: _Ints, row: _Ints) 
 def _texts(
     raw: bytes, offsets_at: _Ints, data_at: _Ints, lengths: _Ints, rows: _Ints, row: _Ints
 ) -> list[pa.Buffer] | None:
-    """As `_fixed`, for values of varying length, with the `lengths` of the two buffers. None: offsets do not
-    rise, or leave their buffer."""
+    """As `_fixed`, for values of varying length. `lengths`: of the two buffers, offsets and data, per block.
+
+    None: the offsets do not rise, or point outside their buffer."""
     if (lengths[:, 0] < 4 * (rows + 1)).any():
         return None
     found, first = np.frombuffer(raw, np.int32), offsets_at // 4

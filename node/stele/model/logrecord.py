@@ -52,11 +52,10 @@ class SnapshotRecord:
 
 @dataclass(frozen=True, slots=True)
 class SkippedRecord:
-    """Entries that the log has but does not return, because the store holds them. The first follows the log's
-    start.
+    """Entries that the log has but does not return, because the store holds them. They begin at the log's start.
 
-    `terms`: the last entry of each run of one term, in order. `configs`: (index, configuration) of those
-    among them.
+    `terms`: the OpId of the last entry of each term, in order. `configs`: (index, configuration) for each
+    skipped entry with a configuration.
     """
 
     terms: tuple[OpId, ...]

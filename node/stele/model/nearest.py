@@ -12,7 +12,7 @@ _PREFIX_CHARS_MIN = 5
 
 
 def in_any_case(word: str, known: Iterable[str]) -> str | None:
-    """The known word that `word` says: itself if it is known, else the only one that differs in case alone. None if there is none."""
+    """Return `word` if it is known, else the only known word that differs from it in case alone. None: there is none."""
     there = list(known)
     alike = [each for each in there if each.lower() == word.lower()]
     return word if word in there else alike[0] if len(alike) == 1 else None

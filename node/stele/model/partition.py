@@ -1,8 +1,8 @@
 """Which tablet a row belongs to. Shared by client, master and Spark; knows no locations.
 
-A table's partitions are the cross product of its hash buckets and its ranges, numbered with the first hash
-slowest and the range fastest. That number is the tablet's ordinal. Tablets of ranges that were added later come
-behind, range after range. A row outside all ranges has the ordinal OUTSIDE.
+A table's partitions are the cross product of its hash buckets and its ranges. They are numbered in nested loops: the
+first hash is the outermost loop, the range the innermost. That number is the tablet's ordinal. Tablets of ranges that
+were added later follow, range after range. A row outside all ranges has the ordinal OUTSIDE.
 
 Invariant: the ordinal of a row depends only on its bytes and the partition schema (stele hash v1, golden
 vectors).
@@ -311,9 +311,9 @@ def _range_of(encoded: pa.BinaryArray, splits: Sequence[bytes]) -> npt.NDArray[n
 def rows_by_tablet(
     ordinals: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.int64], list[tuple[int, int, int]]]:
-    """(order, [(ordinal, start, end)]): the rows `order[start:end]` belong to one tablet, in their order.
+    """Return (order, [(ordinal, start, end)]). The rows `order[start:end]` belong to the tablet `ordinal`.
 
-    Ordinals ascend."""
+    Ordinals ascend. Rows of one tablet keep their order."""
     order = ordinals.argsort(kind="stable")
     if not len(order):
         return order, []
@@ -330,12 +330,13 @@ def prune(
     lower: bytes = b"",
     upper: bytes = b"",
 ) -> list[int]:
-    """Ordinals of the tablets that may hold a row for which all predicates are true, ascending.
+    """Return the ordinals of the tablets that may hold a row for which all predicates are true, ascending.
 
-    `lower`, `upper`: encoded keys; only rows of [lower, upper) are wanted, b"" means unbounded.
+    `lower`, `upper`: encoded keys; only rows of [lower, upper) are wanted, b"" means unbounded. The result may
+    include tablets without such a row, but never omits one with such a row.
 
-    It never omits a tablet that may, but may include one that cannot. A hash needs few possible values of all
-    its columns. A range needs = or "in" on a prefix of its columns, and comparisons on the next one.
+    A hash excludes tablets only if the predicates leave few values for each of its columns. A range does so if
+    they have = or "in" on its first columns, or a comparison on the column after these.
     """
     if not within(key_ranges(schema.key_column_ids, schema, predicates), lower, upper):
         return []

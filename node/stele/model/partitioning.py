@@ -167,7 +167,7 @@ def _column_names(column_ids: Sequence[int], schema: Schema) -> tuple[str, ...]:
 
 
 def _columns(part: Partitioning, schema: Schema, faults: list[str]) -> list[Column] | None:
-    """The columns that a part names; None if that is wrong, with the fault added to `faults`."""
+    """Return the columns that a part names. If they are wrong, return None and add the fault to `faults`."""
     kind = "hash" if isinstance(part, HashPartitioning) else "range"
     unknown = [name for name in part.columns if name not in schema.by_name]
     faults.extend(
@@ -201,7 +201,7 @@ def _encoded(value: Any, columns: Sequence[Column]) -> bytes:
 
 
 def _split_value(key: bytes, columns: Sequence[Column]) -> Any:
-    """The value that `_encoded` turns into this key; its bytes in hex if there is none."""
+    """Return the value that `_encoded` turns into this key; {"encoded": HEX} if there is none."""
     types = [column.arrow for column in columns]
     try:
         values = [python_values(pa.array([v], t))[0] for v, t in zip(decode_key(key, types), types)]

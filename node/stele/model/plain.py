@@ -23,7 +23,7 @@ Values = tuple[Any, ...]
 
 
 class PlainRows:
-    """Encodes such rows of one table. Made by `plain_rows`."""
+    """Encodes simple rows of one table into blocks. Made by `plain_rows`."""
 
     rows_max = ROWS_MAX
     """The most rows of a block."""
@@ -39,8 +39,8 @@ class PlainRows:
         self._values_of = itemgetter(*schema.by_name)
 
     def values(self, rows: _Rows) -> tuple[list[Values], dict[int, Values]] | None:
-        """The rows' values in two forms: row by row in column order, and by column id. None if some row may
-        not be encoded here."""
+        """Return the values of the rows twice: row by row in column order, and by column id. None if a row is
+        not simple enough to be encoded here."""
         if set(map(type, rows)) != _DICT or set(map(len, rows)) != self._width:
             return None
         try:
@@ -53,7 +53,7 @@ class PlainRows:
         return found, dict(zip(self._column_ids, columns))
 
     def encode(self, op: RowOp, values: Sequence[Values]) -> bytes:
-        """The block of the rows, which are at most `rows_max`."""
+        """Return the block of at most `rows_max` rows."""
         return self._layout.encode(op, list(zip(*values)))
 
     def batch(self, values: Sequence[Values]) -> pa.RecordBatch:
@@ -64,7 +64,7 @@ class PlainRows:
 
 
 def plain_rows(schema: Schema) -> PlainRows | None:
-    """The encoder for a schema; None if it has columns of other types, or only one column."""
+    """Return the encoder for a schema. None: a column's type cannot be encoded here, or there is only one column."""
     fits = checks_of(schema)
     if fits is None or len(fits) < 2 or layout_of(schema) is None:
         return None
@@ -72,8 +72,8 @@ def plain_rows(schema: Schema) -> PlainRows | None:
 
 
 def checks_of(schema: Schema) -> list[Callable[[Sequence[Any]], bool]] | None:
-    """For each column, a function that says whether given values of it may be encoded here. None if the
-    values of some column never may."""
+    """Return a function for each column that says whether given values of it may be encoded here. None: values
+    of some column never may."""
     fits = [_FITS.get(column.type) for column in schema.columns]
     return None if None in fits else [each for each in fits if each is not None]
 

@@ -81,15 +81,15 @@ _ONE_VALUE = (str, bytes, bytearray, memoryview, Mapping)
 
 UPSERT, DELETE = "upsert", "delete"
 CHANGE_FIELDS = (pa.field("_op", pa.string(), nullable=False), pa.field("_ts", pa.uint64(), nullable=False))
-"""What rows of changes have after the table's columns: UPSERT or DELETE, and the hybrid time of the write."""
+"""The columns that a scan of changes adds after the table's own: UPSERT or DELETE, and the write's hybrid time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Asks for what was written after the hybrid time `after`, up to the scan's snapshot: deletes too, in key order.
+    """Asks for writes after the hybrid time `after`, up to the scan's snapshot. Deletes are included. In key order.
 
-    `every`: all versions of a row, oldest first; else the newest one alone. `seen`: the reader has the versions of the
-    key `ScanSpec.lower_key` up to this time."""
+    `every`: all versions of a row, oldest first; else only the newest. `seen`: of the key `ScanSpec.lower_key`, the
+    reader already has all versions up to this time."""
 
     after: int
     every: bool = False
@@ -102,8 +102,8 @@ class ScanSpec:
 
     `column_ids` empty: all columns, in schema order. `lower_key` (inclusive) and `upper_key` (exclusive) are
     encoded keys; b"" means unbounded. `resume_after`: the encoded key of the last row already seen; it
-    implies key order. `limit`: in rows; None: unlimited. `ordered`: rows come in key order. `changes`: rows are
-    changes; without predicates.
+    implies key order. `limit`: in rows; None: unlimited. `ordered`: rows come in key order. `changes`: return
+    changes instead of rows; then there may be no predicates.
     """
 
     column_ids: tuple[int, ...] = ()
@@ -117,10 +117,10 @@ class ScanSpec:
     changes: Changes | None = None
 
     def arrow_schema(self, schema: Schema) -> pa.Schema:
-        """The Arrow schema of its rows. In changes, all columns but those of the key are nullable.
+        """Return the Arrow schema of the scan's rows. For changes, all columns but those of the key are nullable.
 
         Raises:
-            Rejected: a column is unknown, or a column of changes has the name of one that they add.
+            Rejected: a column is unknown, or has the name of a column that a scan of changes adds.
         """
         arrow = schema.to_arrow(self.column_ids or None)
         if self.changes is None:
@@ -128,7 +128,8 @@ class ScanSpec:
         taken = [field.name for field in CHANGE_FIELDS if field.name in arrow.names]
         if taken:
             raise Rejected(
-                f"changes: the table's column {taken[0]} has the name of a column that changes add; leave it out"
+                f"changes: the table's column {taken[0]} has the name of a column that a scan of changes adds; "
+                "leave it out of the scan"
             )
         keys = {column.name for column in schema.key_columns}
         fields = [field if field.name in keys else field.with_nullable(True) for field in arrow]
@@ -177,7 +178,7 @@ class ScanSpec:
                 _changes(raw["changes"]) if "changes" in raw else None,
             )
             if spec.changes is not None and predicates:
-                raise ValueError("changes take no predicates")
+                raise ValueError("a scan of changes takes no predicates; filter its rows instead")
         except (ValueError, TypeError, KeyError, pa.ArrowException, OSError, EOFError) as exc:
             raise Rejected(f"scan: {exc!r}; the text is not a scan") from exc
         schema.to_arrow(spec.column_ids)

@@ -26,10 +26,11 @@ Bounds = tuple[bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class RangePartition:
-    """Rows go to the piece between two split keys: encoded `column_ids`, ascending. A split key begins its piece.
+    """Split keys cut the key space into pieces. Each piece is a range that takes rows, or is uncovered.
 
-    `numbers`: the number of the range that each piece is, or UNCOVERED. Empty: all pieces are ranges, numbered from 0.
-    With `numbers`, `first` is how many ranges the table was created with, and `next_number` is that of the next new one.
+    `split_keys`: encoded values of `column_ids`, ascending. A split key is the first key of its piece. `numbers`: for
+    each piece the number of its range, or UNCOVERED. Empty: all pieces are ranges, numbered from 0. With `numbers`,
+    `first` is how many ranges the table was created with, and `next_number` the number of the next new range.
     """
 
     column_ids: tuple[int, ...] = ()
@@ -85,7 +86,8 @@ class RangePartition:
             or any(a == b == UNCOVERED for a, b in itertools.pairwise(self.numbers))
         ):
             return [
-                "range: each of its pieces needs a number of its own, and there must be at least one piece"
+                "range: each covered piece needs a number of its own, two uncovered pieces may not be adjacent, and "
+                "at least one must be covered"
             ]
         return []
 
@@ -112,8 +114,8 @@ _TRUTH = {"true": True, "false": False}
 
 
 def value_of_text(given: Any, column_type: str) -> Any:
-    """A bound that is given as text: a number or a truth value for columns that have such values. Dates,
-    decimals and others stay text. A bound that is not text is returned unchanged."""
+    """Convert a bound given as text to an int or a bool, if the column has such values. Dates, decimals and
+    others stay text. A bound that is not text is returned unchanged."""
     if not isinstance(given, str):
         return given
     if column_type == "bool":
@@ -130,7 +132,7 @@ def of_ranges(column_ids: Iterable[int], ranges: Iterable[Bounds]) -> RangeParti
     """The ranges of a new table.
 
     Raises:
-        Rejected: a range is empty or overlaps another one, or there is none; lists all faults.
+        Rejected: a range is empty or overlaps another, or there are no ranges. Lists all faults.
     """
     given = sorted(ranges)
     faults = [f for start, end in given if (f := _empty(start, end))]
@@ -150,8 +152,8 @@ def with_steps(
     steps: Sequence[RangeStep],
     show: Callable[[bytes, bytes], str] = shown_bounds,
 ) -> RangePartition:
-    """The ranges after these changes. Drops come first, so that a range can be dropped and made anew at once.
-    `show` makes the text of a range for messages.
+    """Return the ranges after these changes. Drops come first, so that a range can be dropped and added again in
+    one request. `show` gives a range as text for messages.
 
     Raises:
         Rejected: lists every change that cannot be made.

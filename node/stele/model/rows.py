@@ -70,8 +70,8 @@ def batch_from_rows(
 ) -> tuple[pa.RecordBatch, tuple[int, ...], npt.NDArray[np.int64], list[RowError]]:
     """(batch of the good rows, its column ids, their positions in `rows`, errors of the bad ones).
 
-    Rows of insert and upsert are whole: a missing column gets its default, else null. Rows of one update must
-    name the same columns. Of a delete only the key columns are used.
+    For insert and upsert a missing column gets its default, else null. Rows of one update must name the same
+    columns. A delete uses only the key columns.
 
     Raises:
         Rejected: update rows name different columns; split them by their columns first.
@@ -179,7 +179,7 @@ def _columns_for(
 
 
 def _convert(column: Column, values: list[Any]) -> tuple[pa.Array, dict[int, str]]:
-    """The values as an array, with null for each value that does not fit; and the reasons, by position."""
+    """Return the values as an array, with null for each that does not fit. Also return the reasons, by position."""
     try:
         return column.array(values), {}
     except Rejected:
@@ -190,8 +190,8 @@ def _convert(column: Column, values: list[Any]) -> tuple[pa.Array, dict[int, str
 def null_faults(block: Block, schema: Schema) -> list[RowError]:
     """Errors for rows that have null where the schema forbids it, or that lack a required column.
 
-    A deleted row needs only its key. Costs nothing per row if no column has nulls. The messages are part of a
-    write's outcome, which replicas must agree on, so their words must never change.
+    A deleted row needs only its key. If no column has nulls, the check takes no time per row. The messages are
+    part of a write's outcome, on which replicas must agree. So their words must never change.
     """
     faults = _Faults()
     _nulls(block, schema, faults)
@@ -201,11 +201,11 @@ def null_faults(block: Block, schema: Schema) -> list[RowError]:
 def row_faults(
     block: Block, schema: Schema, unfit: Mapping[int, Mapping[int, str]] = _NONE
 ) -> list[RowError]:
-    """Rows of a caller's block that a node would refuse: for nulls (`null_faults`), or for an invalid value.
+    """Return an error for each row that a node would refuse: for nulls (`null_faults`), or for an invalid value.
 
-    A value can be invalid although the array has the column's type, such as a string that is not UTF-8.
-    `unfit`: by column id and row, the reason why a value did not fit; it is null in the block. Checks every
-    string and decimal, as the node does.
+    A value can be invalid although the array has the column's type, such as a string that is not UTF-8. Every
+    string and decimal is checked, as on the node. `unfit`: by column id and row, why a value did not fit; the
+    block has null in its place.
 
     Raises:
         Rejected: an array is broken as a whole and not safe to read.
@@ -232,7 +232,7 @@ def row_faults(
 
 
 def _unsound(array: pa.Array, first: int = 0) -> Iterator[int]:
-    """Positions of invalid values, found by bisection: there are mostly none, else few."""
+    """Return the positions of invalid values. Bisection finds them, because mostly there are none or few."""
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:
@@ -283,8 +283,8 @@ def _missing(block: Block, schema: Schema) -> tuple[list[Column], npt.NDArray[np
 
 
 def _missing_columns(block: Block, schema: Schema, faults: _Faults) -> None:
-    """Add a fault to each row that lacks a needed column. Leaders now refuse such a block as a whole, but old
-    logs may have one."""
+    """Add a fault to each row that lacks a required column. Leaders now refuse such a block as a whole, but old
+    logs may contain one."""
     lacking, rows = _missing(block, schema)
     for row in np.flatnonzero(rows).tolist() if lacking else []:
         for column in lacking:

@@ -30,11 +30,12 @@ REPLICATION_FACTORS = (1, 3, 5, 7)
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _CHOICES_MAX = 1_024
-"""The most choices of columns whose Arrow schemas are remembered."""
+"""How many Arrow schemas, each for some of the columns, are kept for reuse."""
 _COLUMNS_SHOWN = 20
 """The most columns that a schema's repr lists."""
 _PARSED_MAX = 256
-"""The most parsed texts to keep, so that the tablets of a table share a schema and what is derived from it: 4 KB each."""
+"""The most parsed schemas to keep, about 4 KB each. So the tablets of a table share one schema and what is derived
+from it."""
 _RESERVED_PREFIX = "__stele"
 _NO_KEY_TYPES = ("float", "double")
 
@@ -142,11 +143,11 @@ class Schema:
         """A new schema with the columns of Arrow data, of a data frame, or of an Arrow schema, and this key.
 
         `data`: a `pyarrow.Schema`, a Table, a RecordBatch or a reader; a pandas or Polars frame; anything
-        with an Arrow schema. A column is nullable if Arrow says so, unless it is in the key. A type without
-        an equal gets the next wider one (`uint8` becomes `int16`); times become microseconds.
+        with an Arrow schema. A column is nullable if Arrow says so, unless it is in the key. An Arrow type that
+        Stele lacks becomes the next wider one (`uint8` becomes `int16`). Times become microseconds.
 
         Raises:
-            Rejected: lists columns whose types no column type holds; see also `make`.
+                Rejected: some columns have types that Stele cannot hold; lists them all. See also `make`.
 
         Example:
             >>> rows = pa.table({"n": [1, 2], "text": ["a", "b"]})

@@ -71,7 +71,7 @@ def split_key(said: Any, columns: Sequence[Column]) -> bytes:
 
 
 def _value(said: Any, column: Column) -> Any:
-    """The key column's value for a value of JSON or YAML."""
+    """Convert a value from JSON or YAML to the Python value of a key column."""
     try:
         value = _read(said, column.arrow)
     except (ValueError, TypeError, ArithmeticError):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AddColumn:
-    """Add a column. Rows that are stored already have its `default`, else null. `default` is JSON text."""
+    """Add a column. Stored rows then read as if they had its `default`, else null. `default` is JSON text."""
 
     name: str
     type: str

@@ -1,8 +1,8 @@
 """Strict reading of JSON objects that people and foreign programs write: commands and actions of Flight clients.
 
 Invariant: nothing is guessed. A field that is not known, or whose value has a wrong type, is a fault, and all faults are
-reported together. A field that is null counts as absent. So does an unknown one that is false, 0 or empty: a later
-program sends it, and by that value asks for nothing.
+reported together. A field that is null counts as absent. An unknown field that is false, 0 or empty also counts as
+absent. A later program may send it, and such a value asks for nothing.
 """
 
 from __future__ import annotations

@@ -29,11 +29,11 @@ def printable(text: str) -> str:
 
 
 def moment(text: str) -> datetime.datetime:
-    """An ISO 8601 time. Without a zone it is UTC.
+    """Parse an ISO 8601 time. Without a zone it is UTC.
 
     Raises:
-        Inexact: it is finer than a microsecond. Or it has a fraction of an hour or a minute, which Python
-            would read as a fraction of a second.
+        Inexact: it is finer than a microsecond. Also a fraction of an hour or a minute, because Python would
+            read it as a fraction of a second.
         ValueError: it is not a time.
     """
     try:
@@ -50,7 +50,7 @@ def moment(text: str) -> datetime.datetime:
 
 
 def snapshot(text: str) -> int:
-    """The hybrid time for a text: digits of a hybrid time, or an ISO 8601 time, UTC without a zone.
+    """Parse a hybrid time: its digits, or an ISO 8601 time. Without a zone that is UTC.
 
     Raises:
         ValueError: it is neither, or before 1970.
@@ -61,7 +61,7 @@ def snapshot(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """The double nearest to a number in text.
+    """Return the double that is nearest to a number given as text.
 
     Raises:
         Inexact: it is beyond all doubles.

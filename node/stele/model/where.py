@@ -175,7 +175,7 @@ class _Reader:
 
 
 def _for_pattern(column: str, pattern: str) -> str:
-    """What to write instead of a comparison with this pattern, which is the text of a token."""
+    """Return what to write instead of LIKE with this pattern. `pattern` still has its quotes."""
     begin = pattern[1:-1].removesuffix("%")
     if pattern[0] != "'" or not begin or not begin.isascii() or set(begin) & set("%_'\\~"):
         return "compare whole values, or read the rows and search there"

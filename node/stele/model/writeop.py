@@ -1,7 +1,7 @@
-"""Payload of a WRITE entry: a fixed header that makes retries harmless, then the body. That is a block, key space
+"""Payload of a WRITE entry: a fixed header that makes retries harmless, then the body. The body is a block, key space
 operations, a new schema, or an order about a hold.
 
-The leader builds it; it is decoded where the entry is applied. Opens no files.
+The leader builds the payload, and each replica decodes it when it applies the entry. Opens no files.
 
 Header, 56 bytes, little-endian:
 
@@ -18,8 +18,8 @@ Header, 56 bytes, little-endian:
 the block only upserts whole rows, and that none of them can be refused. Its outcome is known without decoding
 it, unless other attempts at the same part have written.
 
-Invariant: a client id of sixteen zero bytes asks for no exactly-once bookkeeping (the master's own
-proposals).
+Invariant: a write with a client id of sixteen zero bytes is not remembered for retries. Stele's own proposals
+use this id.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class WriteHeader:
 
 
 def schema_change(schema: Schema) -> bytes:
-    """The payload that gives a table this schema. Repeating it changes nothing."""
+    """Return the payload that gives a table this schema. Applying it twice changes nothing more."""
     body = schema.to_json().encode()
     header = WriteHeader(NO_CLIENT, 0, 0, 0, digest(body), int(schema.version), BodyKind.SCHEMA)
     return encode(header, body)
@@ -103,7 +103,7 @@ def encode(header: WriteHeader, body: bytes) -> bytes:
 
 
 def number_of(payload: bytes) -> bytes:
-    """Client id and sequence of an encoded write, as bytes. A repetition has the same."""
+    """Return the bytes of client id and sequence in an encoded write. A retry of the write has the same."""
     return payload[8:32]
 
 
@@ -111,7 +111,7 @@ def decode(payload: bytes) -> tuple[WriteHeader, memoryview]:
     """The header, and the body without a copy.
 
     Raises:
-        Corrupt: shorter than a header.
+        Corrupt: the payload is shorter than a header.
         Rejected: UNSUPPORTED_VERSION: this program does not know the version or the kind.
     """
     if len(payload) < HEADER.size:
@@ -123,7 +123,7 @@ def decode(payload: bytes) -> tuple[WriteHeader, memoryview]:
     if version != VERSION or kind is None or flags & ~(_PLAIN | _OF_JOB):
         raise Rejected(
             f"write payload version {version}, kind {number}, flags {flags}; this program reads version {VERSION}, "
-            f"kinds 1 to {max(_KINDS)}, flags 1 and 2",
+            f"kinds 1 to {max(_KINDS)}, flags 1 and 2; upgrade it",
             code=Code.UNSUPPORTED_VERSION,
         )
     at, attempt = HEADER.size, None
@@ -142,17 +142,18 @@ def _attempt(payload: bytes) -> Attempt:
     job, made_us, number, part, zero = _ATTEMPT.unpack_from(payload, HEADER.size)
     if zero:
         raise Rejected(
-            f"write payload of a job with reserved bytes {zero}; this program reads 0",
+            f"write payload of a job with reserved bytes {zero}; this program reads 0; upgrade it",
             code=Code.UNSUPPORTED_VERSION,
         )
     return Attempt(job, made_us, part, number)
 
 
 def not_understood(header: WriteHeader, body: bytes | memoryview, why: SteleError) -> SteleError:
-    """The error that ends applying at a committed body which this program cannot read. `why`: the reason.
+    """Return the error for a committed body that this program cannot read. It stops applying there. `why`: the
+    reason.
 
-    It is not an outcome: the leader has read the body, and replicas with the leader's program applied it. If
-    the digest fits, a later release wrote the body (UNSUPPORTED_VERSION); otherwise it is damaged (Corrupt).
+    It is not an outcome of the write, because replicas with the leader's program can read the body. If the
+    digest fits, a later release wrote the body (UNSUPPORTED_VERSION). Otherwise it is damaged (Corrupt).
     """
     if digest(body) != header.digest:
         return Corrupt(f"a committed write is damaged: {why.args[0]}; copy the replica from a peer")

@@ -1,8 +1,7 @@
 """Strict reading of YAML that people write: within bounds, and no key twice. Opens no files.
 
 Invariants: every fault of a text is a YAMLError, a ValueError or a RecursionError. Aliases expand a text to
-VALUES_MAX values at most. The parser would silently drop the first of two equal keys;  `keys_twice` finds
-them.
+VALUES_MAX values at most. The parser silently drops the first of two equal keys, so `keys_twice` finds them.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Twice:
 
 
 def keys_twice(tree: yaml.Node | None) -> list[Twice]:
-    """All keys of a document that stand twice in one mapping, by line."""
+    """Return all keys of a document that appear twice in one mapping, in the order of their lines."""
     found: list[Twice] = []
     waiting: list[tuple[yaml.Node, tuple[str | int, ...]]] = [] if tree is None else [(tree, ())]
     seen: set[int] = set()  # an alias stands for a node that was looked at

@@ -1,4 +1,4 @@
-"""Handlers that several roles share. The table says which role uses which.
+"""Handlers that several roles share. `table.py` says which role uses which.
 
 The first argument is the acting role; then comes the event, or the sender and the message.
 
@@ -68,13 +68,13 @@ def take_compacted(role: Acting, event: Compacted) -> None:
 
 
 def take_data(role: Acting, event: DataArrived) -> None:
-    """A witness holds the rows now."""
+    """Note that a witness holds the rows now."""
     role.state.has_data = True
     role.state.judge_witness()
 
 
 def take_fitness(role: Acting, event: Fitness) -> None:
-    """Note the fitness. If it changed, draw a new election time-out: an unfit replica waits longer."""
+    """Note whether the node is fit to lead. On a change draw a new election time-out: unfit replicas wait longer."""
     state = role.state
     if event.fit == state.fit:
         return
@@ -96,7 +96,7 @@ def take_stall(role: Acting, event: SyncStalled) -> None:
 
 
 def take_report_failed(role: Acting, event: ReportFailed) -> None:
-    """This replica is FAILED: from now on it neither votes, campaigns nor leads, and its answers say so."""
+    """Become FAILED: from now on this replica neither votes, campaigns nor leads, and its answers say so."""
     role.switch.fail(event.reason)
 
 
@@ -150,7 +150,7 @@ def ignore_message(role: Acting, sender: ReplicaId, message: Message) -> None:
 
 
 def refuse_old_term(state: RaftState, sender: ReplicaId, request: UpdateRequest) -> None:
-    """Refuse the update of a leader of an older term. The answer carries the present term."""
+    """Refuse an UpdateRequest from the leader of an older term. The answer carries the present term."""
     refusal = UpdateResponse(
         state.term, False, sent_ms=request.sent_ms, preceding_index=request.preceding.index
     )
@@ -158,13 +158,13 @@ def refuse_old_term(state: RaftState, sender: ReplicaId, request: UpdateRequest)
 
 
 def take_update_response(role: Acting, sender: ReplicaId, response: UpdateResponse) -> None:
-    """Handle an answer to a replica that no longer leads: only its term counts."""
+    """Handle an answer to a message that this replica sent while it led. Only the answer's term matters."""
     if response.term > role.state.term:
         role.switch.adopt_term(response.term, f"replica {sender} is at term {response.term}")
 
 
 def answer_vote_request(role: Acting, sender: ReplicaId, request: VoteRequest) -> None:
-    """Give or refuse a vote; in a pre-vote, say whether it would be given (Raft §5.2, §5.4.1)."""
+    """Give or refuse a vote. For a pre-vote, only say whether a vote would be given (Raft §5.2, §5.4.1)."""
     state = role.state
     alive = state.leader_alive()
     bound = state.bound(request.released)
@@ -211,9 +211,9 @@ def _answer_vote(
 
 
 def take_vote_response(role: Acting, sender: ReplicaId, response: VoteResponse) -> bool:
-    """Adopt a higher term from a vote response, and note that the lost leader's node is back if it answered.
+    """Adopt a higher term from a vote response. If the lost leader answered, note that its node is back.
 
-    Also for a late response. Returns whether it may count as a vote.
+    A late response is handled the same way. Returns whether the response may count as a vote.
     """
     state = role.state
     if sender == state.lost_leader:

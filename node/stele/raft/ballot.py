@@ -91,6 +91,6 @@ class Ballot:
 
     @property
     def all_have_voted(self) -> bool:
-        """Whether every voter has answered. The last leader is not waited for if its node failed."""
+        """Whether every voter has answered. The last leader's answer is not needed if its node failed."""
         gone = self._state.lost_leader
         return all(p.replica_id in self._votes or p.replica_id == gone for p in self._state.config.voters)

@@ -31,7 +31,7 @@ class Candidate:
 
     @property
     def caught_up_ms(self) -> int | None:
-        """As `Follower.caught_up_ms`, from the time when there was a leader."""
+        """As `Follower.caught_up_ms`. The value is from the time when there still was a leader."""
         return self.state.caught_up_ms
 
     def on_update_request(self, sender: ReplicaId, request: UpdateRequest) -> None:

@@ -1,10 +1,10 @@
-"""The cause of an effect: the event that the core was taking when the effect came about, as one line of text.
+"""The cause of an effect: the event that the core was handling when it gave the effect, as one line of text.
 
 Logs of nodes, Kubernetes events and the stories of the simulator show causes. The same event has the same
 text in all.
 
-Invariant: a cause is put into words only where an effect shows it. So an event costs one assignment
-(`RaftState.event`).
+Invariant: the text of a cause is made only when an effect carries it. An event without such an effect costs
+just one assignment (`RaftState.event`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from stele.raft.events import (
 from stele.raft.messages import TimeoutNow, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
 
 END_OF_TURN = "end of turn"
-"""The cause of what follows from all events of a turn together, as a commit does."""
+"""The cause of effects that follow from all events of a turn together, such as a commit."""
 
 
 def cause_of(event: Event | None) -> str:

@@ -49,7 +49,7 @@ class Changes:
             self.state.outbox.others.append(ChangeRefused(event.context, refusal.code, refusal.message))
 
     def not_now(self, event: ProposeChange) -> Refusal | None:
-        """Why no change at all may begin now; None if one may."""
+        """Why no membership change may begin now; None if one may."""
         state = self.state
         pending = state.pending_change_index
         if state.pending.transfer is not None:
@@ -83,7 +83,8 @@ class Changes:
                     "the leader itself is to be removed and hands over first; ask the next leader",
                 )
             return Refusal(
-                Code.UNSAFE_CHANGE, "the leader itself is to be removed, and no other voter can take over now"
+                Code.UNSAFE_CHANGE,
+                "the leader itself is to be removed, and no other voter can take over now; try again later",
             )
         cause = cause_of(event)
         if event.change_type is ChangeType.REMOVE:
@@ -133,7 +134,7 @@ class Changes:
     # Promotions
 
     def candidate_moved(self, progress: Progress) -> None:
-        """A peer that waits to become a voter has answered."""
+        """Note that a peer which waits to become a voter has answered."""
         state = self.state
         progress.judge_round(
             state.log.last_index, state.commit_index, state.now_ms, state.options.election_max_ms

@@ -47,7 +47,7 @@ class RaftCore:
     # Events
 
     def step(self, event: Event) -> list[Effect]:
-        """Handle one event; returns the effects that the owner carries out.
+        """Handle one event. Returns the effects that the owner must carry out.
 
         Raises:
             InvariantViolation: the algorithm's own rules are broken; the replica must stop.
@@ -55,10 +55,10 @@ class RaftCore:
         return self.step_many((event,))
 
     def step_many(self, events: Iterable[Event], steady_ms: int = 0) -> list[Effect]:
-        """Handle several events as one turn of the owner's loop; returns their effects, coalesced.
+        """Handle several events as one turn of the owner's loop. Returns the combined effects of all.
 
-        `steady_ms`: the node's steady clock before this call, which goes on while the machine is suspended. 0: no lease is
-        asked for or promised in this turn.
+        `steady_ms`: a reading of the node's steady clock before this call. That clock goes on while the machine is
+        suspended. 0: no lease is asked for or promised in this turn.
 
         Raises as `step`.
         """
@@ -81,8 +81,8 @@ class RaftCore:
 
     @property
     def cause(self) -> str:
-        """The event that is being handled, in the words of an effect's `cause`. After an error: the event
-        that failed."""
+        """The event that is being handled, worded as the `cause` of an effect. After an error, the event that
+        failed."""
         return cause_of(self.state.event)
 
     # What is known
@@ -173,9 +173,9 @@ class RaftCore:
 
     @property
     def caught_up_ms(self) -> int | None:
-        """A time on the owner's clock: all entries that were committed then have been handed out.
+        """A time on the owner's clock. All entries that were committed by then have been handed out.
 
-        None: no such time is known since the start.
+        None: since its start, this replica knows no such time.
         """
         return self._roles.acting.caught_up_ms
 
@@ -187,12 +187,12 @@ class RaftCore:
 
     @property
     def read_point(self) -> tuple[int, int] | None:
-        """(term, index) at which this leader may answer the reads that have come so far (Raft §8).
+        """(term, index) at which this leader may answer all reads that have come so far (Raft §8).
 
         The index is the commit index, or a higher one up to which callers were answered early (HeldByAll).
         Answer only once `confirmed_by` says that this replica still led after the reads came.
 
-        None: this replica does not lead, has no rows, or has committed nothing in its term yet. Then ask by
+        None: this replica does not lead, has no rows, or has committed nothing in its term yet. Then use
         RequestRead.
         """
         state = self.state
@@ -202,8 +202,9 @@ class RaftCore:
         return state.term, leader.read_index
 
     def leased(self, steady_us: int) -> bool:
-        """Whether this replica leads and its lease holds at this time of the node's steady clock: nobody else
-        can lead. Then a read that came before that time may be answered at `read_point` at once."""
+        """Whether this replica leads and its lease holds at this time of the node's steady clock.
+
+        If so, nobody else can lead. Reads that came before that time may be answered at `read_point` at once."""
         leader = self._roles.leader
         return leader is not None and leader.lease.holds(
             steady_us, leader.peers.voters, self.state.config.majority
@@ -214,8 +215,8 @@ class RaftCore:
         return self.state.promise.binds(now_ms, 0)
 
     def vouches(self, leader: ReplicaId, term: int) -> bool:
-        """Whether this voter follows `leader` in `term`, and has voted in no later term. The term and vote
-        are already durable."""
+        """Whether this voter follows `leader` in `term`, has voted in no later term, and has made its term and
+        vote durable."""
         state = self.state
         return (
             state.term == term
@@ -248,7 +249,7 @@ class RaftCore:
         return () if leader is None else tuple(leader.peers.progress.values())
 
     def status(self) -> RaftStatus:
-        """A frozen view."""
+        """Return a frozen view of this core."""
         state = self.state
         since = state.now_ms - self.options.election_max_ms
         leads = state.role is Role.LEADER

@@ -52,7 +52,7 @@ class HardState:
 class Persist:
     """Write in this order: the hard state; a truncation that drops all from `truncate_from` on; the entries.
 
-    Then sync. `tells_written`: feed back `LogWritten(id)`, too, once the file has it and before the sync.
+    Then sync. `tells_written`: also feed back `LogWritten(id)`, once all is in the file and before the sync.
     """
 
     id: int
@@ -91,7 +91,7 @@ class Proposed:
 
 @record
 class HeldByAll:
-    """Every voter has this leader's log up to `index` in its log's file. Some have not synced it yet.
+    """Every voter has written this leader's log up to `index` to its file. Some may not have synced it yet.
 
     Given only for proposals that are `early`. It commits nothing, and no rule of Raft uses it."""
 
@@ -133,7 +133,7 @@ class ReadRefused:
 
 @record
 class RoleChanged:
-    """Role, term or known leader changed. `serves`: a leader with rows, so not a witness."""
+    """Role, term or known leader changed. `serves`: this replica leads, and is no witness, so it has rows."""
 
     role: Role
     term: int
@@ -203,7 +203,7 @@ class TransferFailed:
 class PeerNeedsCopy:
     """The peer's log ends before this log begins, so the peer needs a copy of the tablet.
 
-    Repeated each election timeout, as long as that is so.
+    Repeated each election timeout, as long as the peer needs it.
     """
 
     replica_id: ReplicaId
@@ -236,8 +236,8 @@ class PeerForgot:
     """A peer refuses, in this leader's term, entries that it acknowledged before: it has lost a part of its
     log.
 
-    It may run on an older copy of its volume. The leader sends it again what it lacks. Until it acknowledges
-    that, its copy counts for nothing.
+    It may run on an older copy of its volume. The leader sends it the missing entries again. Until the peer
+    acknowledges these, its copy counts for nothing.
     """
 
     replica_id: ReplicaId

@@ -23,7 +23,7 @@ class InitialState:
     """What a replica finds on its disk. Not an event: a core is made of it.
 
     - `log_start`: the store holds everything up to it. `config` is the configuration in force there.
-    - `skipped`, then `entries`, follow `log_start` without a gap. The store holds what is skipped, too.
+    - `skipped`, then `entries`, follow `log_start` without a gap. The store holds the skipped entries, too.
     - `commit_index`: the highest index known committed. Entries up to it count as handed out; later ones come
       as `Committed`.
     - `leader_hint`: the replica that should lead, or last did. If it is this one, it campaigns at once.
@@ -52,7 +52,7 @@ class ChangeType(IntEnum):
 
 @record
 class Start:
-    """The first event, once."""
+    """The first event. It comes once."""
 
     now_ms: int
 
@@ -61,8 +61,8 @@ class Start:
 class Tick:
     """Time has passed. Due at `core.next_deadline_ms` at the latest. An earlier Tick costs little.
 
-    The owner first feeds all messages that have come. Otherwise the core would take the owner's own stall for
-    silence.
+    The owner first feeds all messages that have come. Otherwise the core would mistake a stall of its owner for
+    silence of the leader.
     """
 
     now_ms: int
@@ -167,7 +167,7 @@ class RequestRead:
 
 @record
 class DataArrived:
-    """The rows of a witness have been copied, and hold what its log has committed."""
+    """The rows of a witness have been copied. They include all committed entries of its log."""
 
 
 @record
@@ -205,7 +205,7 @@ class Fitness:
 
 @record
 class SyncStalled:
-    """A sync has taken longer than an election timeout. Fed again each election timeout as long as it lasts.
+    """A sync has taken longer than an election timeout. The event comes again each election timeout until it ends.
 
     This replica does not campaign until the next Persisted, or until the longest election timeout has passed
     since `now_ms`, whichever comes first.

@@ -25,7 +25,7 @@ class Failed:
 
     @property
     def caught_up_ms(self) -> int | None:
-        """As `Follower.caught_up_ms`, from the time before it failed."""
+        """As `Follower.caught_up_ms`. The value is from the time before the replica failed."""
         return self.state.caught_up_ms
 
     def on_update_request(self, sender: ReplicaId, request: UpdateRequest) -> None:

@@ -47,9 +47,9 @@ class Follower:
 
     @property
     def caught_up_ms(self) -> int | None:
-        """All entries that were committed at this time have been handed out; on the owner's clock.
+        """A time on the owner's clock. All entries that were committed by then have been handed out.
 
-        None: unknown since the start.
+        None: since its start, this replica knows no such time.
         """
         state = self.state
         if state.log.handed_index >= self.told_commit and state.term_committed and state.heard_ms is not None:
@@ -278,7 +278,8 @@ class Follower:
         self.ask_around(why)
 
     def ask_around(self, why: str) -> None:
-        """Start the pre-vote. If this is the only voter, stand for election at once. Wait while a promise forbids it."""
+        """Start the pre-vote. If this is the only voter, stand for election at once. While a promise to a leader
+        forbids that, wait."""
         state = self.state
         if state.bound():
             if not state.leads_if_nobody_can:
@@ -294,8 +295,8 @@ class Follower:
     def on_vote_request(self, sender: ReplicaId, request: VoteRequest) -> None:
         """Answer as every role does. Of two replicas whose pre-votes cross, one gives way.
 
-        Otherwise both would stand and take each other's vote. Where many tablets lose their leader at the same moment, all of
-        their elections could end so, again and again.
+        Otherwise both would stand and split the votes. When many tablets lose their leader at the same moment, all
+        their elections could fail that way, again and again.
         """
         state = self.state
         if request.pre_vote and self.pre_vote is not None and would_vote(state, sender, request):
@@ -309,8 +310,8 @@ class Follower:
         self.pre_vote = None
 
     def _goes_before(self, other: ReplicaId, request: VoteRequest) -> bool:
-        """Whether this replica stands rather than `other`, which asks too. Of two with equal logs, the one
-        with the lower id stands."""
+        """Whether this replica stands and `other`, which also asks for votes, gives way. If their logs are equal,
+        the one with the lower id stands."""
         state = self.state
         equal = state.log.last_opid == request.last_logged
         return equal and state.self_replica < other and not state.leads_if_nobody_can

@@ -67,7 +67,11 @@ class Handover:
         if target is None:
             target = self.best_successor(event.leads)
             if target is None:
-                self._refuse(event, Code.UNSAFE_CHANGE, "no other sound voter can be reached")
+                self._refuse(
+                    event,
+                    Code.UNSAFE_CHANGE,
+                    "no other sound voter can be reached; try again when one answers",
+                )
                 return
         elif fault := self._fault(target):
             self._refuse(event, Code.UNSAFE_CHANGE, f"replica {target} {fault}; name another one")
@@ -115,8 +119,8 @@ class Handover:
             state.outbox.send(transfer.target, asks, 0)
 
     def end(self, code: Code, why: str) -> None:
-        """Leadership is over. The transfer fails, unless its target was asked to stand: that target may still
-        win."""
+        """End the transfer, because leadership is over. It fails, unless its target was asked to stand: then the
+        target may still win."""
         pending = self._state.pending
         if pending.transfer is not None and not pending.transfer.asked:
             pending.end_transfer(code, f"leadership ended: {why}")

@@ -1,4 +1,4 @@
-"""What a leader does at its ticks: count who answers, look at each peer, send heartbeats. Part of `Leader`.
+"""What a leader does at each Tick: count who answers, check each peer, send heartbeats. Part of `Leader`.
 
 Invariant: a sound peer gets a message at least each `heartbeat_ms`, however its entries are delayed on their
 own stream.
@@ -26,9 +26,9 @@ class Heartbeats:
         """When to look at all peers again."""
 
     def without_majority(self) -> str:
-        """Why this leader has to step down: a majority has not answered for an election timeout.
+        """Why this leader has to step down: no majority has answered within an election timeout.
 
-        Empty if one has.
+        Return "" if a majority has.
         """
         state = self._state
         heard = self._peers.answered_since(state.now_ms - state.options.election_max_ms)
@@ -38,9 +38,9 @@ class Heartbeats:
         return f"only {heard} of {voters} voters answered within {state.options.election_max_ms} ms"
 
     def send(self) -> None:
-        """Look at each peer, and send the heartbeats that are due.
+        """Check each peer, and send the heartbeats that are due.
 
-        Forget a removed peer whose time is over.
+        Forget a removed peer once its `departing_until_ms` is over.
         """
         now = self._state.now_ms
         self.due_ms = now + self._state.options.heartbeat_ms

@@ -71,7 +71,8 @@ class Leader:
         self.state = state
         self.switch = switch
         self.held_index = 0
-        """Up to here the owner was told that every voter has the log in its file (HeldByAll). No commit counts it."""
+        """Up to this index the owner was told that every voter has the log in its file (HeldByAll). No commit
+        depends on it."""
         self.reads = ReadRounds()
         self.peers = Peers(state)
         self.lease = Lease(state.self_replica, state.options.lease_ms)
@@ -281,7 +282,7 @@ class Leader:
     def on_update_request(self, sender: ReplicaId, request: UpdateRequest) -> None:
         """Follow the leader of a later term.
 
-        Refuse one of an older term; no other replica leads this term.
+        Refuse the leader of an older term. No other replica can lead this term.
         """
         state = self.state
         if request.term < state.term:
@@ -301,7 +302,7 @@ class Leader:
     # What the owner reports
 
     def on_persisted(self, event: Persisted) -> None:
-        """More of this leader's own copy is durable, and counts."""
+        """Count more of this leader's own copy, which is durable now."""
         state = self.state
         if note_persisted(state, event.persist_id):
             self.peers.recount = True
@@ -309,7 +310,7 @@ class Leader:
                 state.hand_out()
 
     def on_log_written(self, event: LogWritten) -> None:
-        """More of this leader's own copy is in its log's file. It counts for no commit."""
+        """Note that more of this leader's own copy is in its log's file. It counts for no commit."""
         self.state.log.written(event.persist_id)
 
     def on_sync_stalled(self, event: SyncStalled) -> None:
@@ -360,10 +361,10 @@ class Leader:
                 self.state.hand_out()
 
     def _hold_turn(self) -> None:
-        """Report with HeldByAll up to where every voter holds the early proposals. README.md says why callers
-        may be answered then.
+        """Report with HeldByAll the index up to which every voter has early proposals in its file. README.md says
+        why callers may be answered then.
 
-        Not while members change: then other voters may elect the next leader.
+        Do nothing while members change: then other voters may elect the next leader.
         """
         state = self.state
         log = state.log

@@ -20,14 +20,14 @@ less."""
 
 
 def counted_us(lease_ms: int) -> int:
-    """The length of a lease on the leader's clock, in microseconds: its clock may be slow, and the voters'
-    fast."""
+    """Return for how many microseconds of its own clock a leader may rely on a lease. That is shorter than the
+    voters' promise, because the leader's clock may be slow and the voters' clocks fast."""
     return lease_ms * 1_000 * (100 - CLOCK_ERROR_PERCENT) // (100 + CLOCK_ERROR_PERCENT)
 
 
 class Promise:
     """What this replica has promised as a voter: no vote against the leader of `term`, up to and including
-    `until_ms` of its owner's clock. That clock may stand still; then the promise lasts longer."""
+    `until_ms` of its owner's clock. If that clock stands still for a while, the promise lasts longer."""
 
     __slots__ = ("term", "until_ms")
 
@@ -42,20 +42,20 @@ class Promise:
             self.until_ms = until_ms
 
     def wait_out(self, term: int, until_ms: int) -> None:
-        """After a start: keep what an earlier process may have promised, to any leader up to `term`."""
+        """After a start, keep each promise that an earlier process may have made to a leader of any term up to `term`."""
         self.give(term, until_ms)
 
     def binds(self, now_ms: int, released: int) -> bool:
         """Whether the promise forbids a vote now.
 
-        `released`: the leader of this term has given its lease up for good; 0: none has. The word of a later
-        leader is enough, too: it could be elected only once each earlier lease was over.
+        `released`: the leader of this term has given up its lease for good; 0: none has. Any term from the
+        promise's on ends the promise: a later leader was elected only after each earlier lease was over.
         """
         return now_ms <= self.until_ms and released < self.term
 
 
 class Lease:
-    """The lease of one leadership. `lease_ms`: how long the voters are asked to promise; 0: not at all."""
+    """The lease of one leadership. `lease_ms`: for how long voters are asked to promise; 0: they are not asked."""
 
     __slots__ = ("_lease_ms", "_own", "_promised", "given_up")
 
@@ -69,7 +69,8 @@ class Lease:
         """Whether this leader has asked another replica to stand. It takes no lease any more in its term."""
 
     def asks(self, steady_ms: int) -> tuple[int, int]:
-        """(length, time of sending) of the lease to ask for in a message that leaves now; zeros: none."""
+        """Return (length, time of sending), both in ms, for the lease that a message of this moment asks for. Zeros
+        mean that it asks for none."""
         if not self._lease_ms or not steady_ms or self.given_up:
             return 0, 0
         return self._lease_ms, steady_ms

@@ -40,7 +40,7 @@ class LogView:
         self.issued_index = start.index
         self.durable_index = start.index
         self.written_index = start.index
-        """Up to here the log survives the end of the process, as far as the owner said."""
+        """The last index that survives the end of the process, as the owner last reported."""
         self.handed_index = start.index
         self.unhanded_bytes = 0
         """Bytes of entries that are not handed out yet. A leader's flow control bounds it."""
@@ -117,7 +117,7 @@ class LogView:
         return last_logged >= self.last_opid
 
     def first_of_term(self, index: int) -> int:
-        """The first index, up from the start, of the run of one term that holds `index`."""
+        """Return the first index with the same term as the entry at `index`; at the lowest the log's start."""
         return self._span_firsts[bisect_right(self._span_firsts, index) - 1]
 
     def last_of_term(self, term: int, at_most: int) -> int | None:
@@ -183,7 +183,7 @@ class LogView:
         return None
 
     def _skip(self, skipped: SkippedRecord) -> None:
-        """Note entries that the log holds and that were handed out, and leave them out of memory."""
+        """Note entries that are in the log and were handed out, without holding them in memory."""
         for last in skipped.terms:
             if last.index <= self.last_index or last.term < self.last_term:
                 ensure(False, f"log: entries up to {last} cannot follow {self.last_opid}")
@@ -197,7 +197,7 @@ class LogView:
         self._tail_first = self.last_index + 1
 
     def truncate(self, from_index: int) -> tuple[Entry, ...]:
-        """Drop the suffix from `from_index` on; returns it.
+        """Drop the entries from `from_index` on, and return them.
 
         All entries must have been issued (`take_persist`).
         """

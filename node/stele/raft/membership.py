@@ -104,7 +104,7 @@ def unsafe(
     """
     voters = tuple(p for p in after if p.votes)
     if not voters:
-        return Refusal(Code.UNSAFE_CHANGE, "no voter would be left")
+        return Refusal(Code.UNSAFE_CHANGE, "no voter would be left; add another voter first")
     return (
         _unready_voter(before, voters, seen)
         or _unreachable_majority(before, voters, seen)

@@ -53,7 +53,7 @@ class UpdateResponse:
       nothing). A refusal without `conflict_index` answers a message of an older term, and says nothing about
       the log.
     - `failed`: this replica is FAILED, and its answers count for nothing.
-    - `has_data`: it holds the rows, not only the log (false for a young witness).
+    - `has_data`: it holds the rows, not only the log. False for a witness whose rows are still being copied.
     - `lease_sent_ms`: repeated from the request if this replica promises the lease that it asks for, else 0.
     - `written_index`: up to here the log matches the leader's and survives the end of this process. 0: not told. It counts for
       no commit.

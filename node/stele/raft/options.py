@@ -1,6 +1,6 @@
 """Settings of the algorithm. Read by the core; chosen by the owner.
 
-Invariant: safety depends on none of them but `promised_ms`. If two replicas of a group have different settings, only
+Invariant: of all settings only `promised_ms` matters for safety. If replicas of a group have different settings, only
 progress may suffer.
 """
 
@@ -17,10 +17,10 @@ class RaftOptions:
 
     - `inflight_bytes_max` bounds what is on its way to one peer. `batch_bytes_max` bounds one message; a
       larger entry goes alone. `probe_bytes_max` bounds a message to a peer whose log is not known yet.
-    - `tail_bytes_max` bounds the handed-out entries in memory; `uncommitted_bytes_max` the others. Beyond
-      that, proposals are THROTTLED.
-    - `unreached_ms`: the owner gets an effect for a peer that has not answered its leader for this long.
-      Nothing else follows.
+    - `tail_bytes_max` bounds the entries in memory that were handed out; `uncommitted_bytes_max` those that were
+      not. Beyond the latter, proposals are THROTTLED.
+    - `unreached_ms`: the owner gets PeerReached for a peer that has not answered its leader for this long. The
+      algorithm does nothing else about it.
     - `lease_ms`: the length of the lease that a leader asks for, and the longest that a voter promises; 0: none.
       `promised_ms`: the longest that this replica may have promised before its start, or will promise. It must be durable
       before a core is made with it, and never less than in an earlier life.

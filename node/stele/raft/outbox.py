@@ -33,7 +33,7 @@ class Outbox:
         self.hard_state: HardState | None = None
         """Term and vote to write with the next Persist; None if neither has changed since the last one."""
         self.early = False
-        """Whether the owner shall say when the next Persist is written, before it is durable."""
+        """Whether the owner shall report when the next Persist is in the log's file, before it is durable."""
         self.persist_id = 0
         """Id of the last Persist issued."""
         self.durable_id = 0
@@ -65,7 +65,8 @@ class Outbox:
         (self._waiting if after else self._at_once).append(Send(to, message, after))
 
     def send_once_written(self, to: ReplicaId, message: Message) -> None:
-        """Send `message` once the log's new entries are written to its file. It must promise no more than that."""
+        """Send `message` once the log's new entries are written to its file. The message may claim no more than
+        that."""
         self.early = True
         self._waiting.append(Send(to, message, self.persist_id + 1, True))
 

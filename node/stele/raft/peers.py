@@ -23,7 +23,7 @@ class Peers:
     def __init__(self, state: RaftState) -> None:
         self._state = state
         self.progress: dict[int, Progress] = {}
-        """By replica_id, in the order of joining."""
+        """What this leader knows of each peer, by replica_id, in the order in which the peers joined."""
         self.voters: tuple[ReplicaId, ...] = ()
         """The voters of the active configuration, this leader included."""
         self.recount = True
@@ -31,8 +31,8 @@ class Peers:
         self.follow_config()
 
     def follow_config(self) -> None:
-        """The active configuration changed: begin a Progress for each new peer. Removed peers are updated for
-        a while, so that they learn of their removal.
+        """Adopt a changed active configuration: begin a Progress for each new peer. Removed peers are updated
+        for a while, so that they learn of their removal.
         """
         state = self._state
         config = state.config
@@ -81,7 +81,7 @@ class Peers:
         return sum(1 for voter in self.voters if voter == own or progress[voter].heard_since(since_ms))
 
     def held_by_all(self, own_written: int) -> int:
-        """Up to which index every voter has the log in its file, as far as they said; 0 if one of them is FAILED.
+        """Return the index up to which every voter has reported the log to be in its file; 0 if one is FAILED.
 
         `own_written`: this leader's own file."""
         held = own_written
@@ -92,7 +92,7 @@ class Peers:
         return held
 
     def matches(self, own_match: int) -> list[int]:
-        """Up to which index each voter's copy counts, lowest first.
+        """Return for each voter the index up to which its copy counts, lowest first.
 
         `own_match`: of this leader's own copy.
         """

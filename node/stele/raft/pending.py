@@ -34,7 +34,8 @@ class Transfer:
     """A transfer of leadership to `target`. `context` is None if the leader began it by itself. `cause`: as
     `TransferLeadership.cause`.
 
-    `asked`: a TimeoutNow was sent, so the target may win an election. `sent`: it need not be sent again now.
+    `asked`: a TimeoutNow was sent at least once, so the target may win an election. `sent`: it was sent since the
+    last tick, and need not be sent again yet.
     """
 
     __slots__ = ("asked", "cause", "context", "due_ms", "sent", "target")

@@ -1,5 +1,5 @@
-"""The port to a log, which the owner implements; how a Persist becomes calls on it, and how its records
-become a state.
+"""The port to a log, which the owner implements. Also turns a Persist into calls on the log, and the log's records
+into a state.
 
 `stele.wal` and the simulator implement LogPort; tests/raft/log_port_contract.py tests both. This file does no
 I/O.
@@ -68,7 +68,7 @@ class LogPort(Protocol):
     """
 
     def append_term(self, term: int, done: Done | None = None) -> None:
-        """Raise the term. Its vote is free."""
+        """Record a higher term in which no vote was given yet."""
 
     def append_vote(self, term: int, voted_for: ReplicaId, done: Done | None = None) -> None:
         """Record a vote; raises the term to `term` if it was lower."""
@@ -104,18 +104,18 @@ class LogPort(Protocol):
         """The records in force: the snapshot if there is one, term and vote, and all entries in order of
         index.
 
-        Voided records are left out. There may be several term records, in rising order. One SkippedRecord
-        stands for the entries up to `above`, which must be committed and durable, so that they need no
-        memory.
+        Records that later ones made void are left out. There may be several term records, in rising order. One
+        SkippedRecord stands for all entries up to `above`, so that they take no memory. The caller guarantees that
+        these are committed and durable.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedLog:
-    """The state that a log's records give. `start` is OPID_NONE and `config` None if the log never had a
-    snapshot.
+    """The state that follows from a log's records. If the log never had a snapshot, `start` is OPID_NONE and
+    `config` is None.
 
-    The entries that are `skipped` are between `start` and `entries`.
+    The `skipped` entries come after `start` and before `entries`.
     """
 
     hard_state: HardState
@@ -205,7 +205,7 @@ class Appends(Protocol):
 
 
 def persist_calls(log: Appends, persist: Persist, done: Done | None) -> list[Callable[[], None]]:
-    """The calls on a log that carry out a Persist, in order; `done` goes with the last one.
+    """Return the calls on a log that carry out a Persist, in order. The last call gets `done`.
 
     If the log refuses one, the calls after it must wait.
     """

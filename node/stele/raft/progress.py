@@ -54,8 +54,8 @@ class Progress:
         Below `next`; falls only in `forgot`.
         """
         self.written = 0
-        """The peer's log matches up to here and is in its file, as it said in this term. It need not be synced, and counts for no
-        commit."""
+        """The peer's log matches up to here and is in its file, as it said in this term. It may not be synced yet, so no
+        commit counts it."""
         self.next = next_index
         """The next index to send: above `match`, at most one past the leader's log."""
         self.probe_sent = False
@@ -82,7 +82,8 @@ class Progress:
         self.heard_ms: int | None = None
         """When it last answered: never before `base_ms`, never falls. None before the first answer."""
         self.moved_ms = now_ms
-        """When `match` last rose, or its pipeline or state last began. Not in the future."""
+        """When `match` last changed, an empty pipeline got a message, or REPLICATE or SNAPSHOT began. Not in the
+        future."""
         self.updated_ms = now_ms
         """When the last message of any kind was sent. Not in the future."""
         self.behind_since_ms: int | None = None
@@ -93,11 +94,11 @@ class Progress:
         self.connected = True
         """False after its node failed, until its next answer."""
         self.failed = False
-        """Its last answer said that it is FAILED. Its copy counts for nothing, and it is sent no entries."""
+        """Whether its last answer said that it is FAILED. Then its copy counts for nothing, and it gets no entries."""
         self.unreached = False
         """Whether the owner knows that the peer does not answer. False after its next answer."""
         self.has_data = False
-        """Its last answer said that it holds the rows."""
+        """Whether its last answer said that it holds the rows."""
         self.reading = 0
         """First index of the entries that the owner reads for it, 0 if none.
 
@@ -109,24 +110,26 @@ class Progress:
         None exactly while it is in the active configuration.
         """
         self.hold_from: int | None = None
-        """Index of the pending change if that takes its vote away; entries from there on are not sent yet.
+        """If the pending change takes this peer's vote away: the change's index. Entries from there on are not
+        sent to the peer yet.
 
-        Else None.
+        None in all other cases.
         """
         self.promotes = False
-        """It becomes a voter with rows once it has caught up. Only for a peer of the active configuration."""
+        """Whether the leader makes it a voter with rows once it has caught up. Only for a peer of the active
+        configuration."""
         # Catch-up rounds of a peer that may become a voter (dissertation 4.2.1)
         self.round_target = next_index - 1
-        """The round ends when `match` reaches this; at most the leader's last index."""
+        """The catch-up round ends when `match` reaches this index. It is at most the leader's last index."""
         self.round_start_ms = now_ms
-        """When the round began. Not in the future."""
+        """When the catch-up round began. Not in the future."""
         self.round_fast = False
-        """Whether the last round ended in time, and the present one is not late."""
+        """Whether the last catch-up round ended in time, and the present one is not late."""
 
     def heard_since(self, since_ms: int) -> bool:
-        """Whether it has answered as a sound replica since then.
+        """Whether it has answered as a sound replica since `since_ms`.
 
-        A new peer counts as heard when the leader began to ask.
+        A peer that has not answered yet counts as heard at the time when the leader began to ask it.
         """
         return not self.failed and self.last_heard_ms >= since_ms
 
@@ -136,7 +139,7 @@ class Progress:
         return self.base_ms if self.heard_ms is None else self.heard_ms
 
     def reachable(self, since_ms: int) -> bool:
-        """Whether it has really answered since then, as a sound replica, and its node has not failed."""
+        """Whether it is sound, has really answered since `since_ms`, and its node has not failed after that."""
         return self.connected and not self.failed and self.heard_ms is not None and self.heard_ms >= since_ms
 
     def note_lag(self, last_index: int, now_ms: int) -> None:
@@ -147,7 +150,7 @@ class Progress:
             self.behind_since_ms = now_ms
 
     def stuck(self, since_ms: int) -> bool:
-        """Whether it has lacked entries since then and acknowledged none, though it may answer.
+        """Whether it has lacked entries since before `since_ms` and acknowledged none, though it may answer.
 
         Its disk may hang, or it needs a copy.
         """
@@ -173,12 +176,12 @@ class Progress:
         self.moved_ms = now_ms
 
     def forgot(self, now_ms: int) -> None:
-        """It has lost entries that it acknowledged."""
+        """Note that the peer has lost entries that it acknowledged."""
         self.match = self.written = 0
         self.moved_ms = now_ms
 
     def sent(self, last_index: int, size: int, now_ms: int) -> None:
-        """A message with entries up to `last_index` was sent."""
+        """Note that a message with entries up to `last_index` was sent."""
         if self.state is PeerState.REPLICATE:
             if not self.inflight:
                 self.moved_ms = now_ms
@@ -189,7 +192,7 @@ class Progress:
             self.probe_sent, self.probed_ms = True, now_ms
 
     def accepted(self, response: UpdateResponse, now_ms: int) -> bool:
-        """A success came. Returns whether `match` rose."""
+        """Note that the peer accepted a message. Returns whether `match` rose."""
         match = response.last_received.index
         rose = match > self.match
         if rose:
@@ -216,9 +219,9 @@ class Progress:
     def judge_round(self, last_index: int, commit_index: int, now_ms: int, fast_ms: int) -> None:
         """Judge the catch-up round, and begin the next one if it is over.
 
-        A round is fast if it took at most `fast_ms`, or if the peer now has all that is committed: a majority
-        is no faster. Without the second rule, a peer a little slower than a majority would never be promoted
-        while writes flow.
+        A round is fast if it took at most `fast_ms`, or if the peer now has all committed entries. In the second
+        case the peer is as fast as a majority. Without that rule, a peer a little slower than a majority would never
+        be promoted while writes flow.
         """
         fast = now_ms - self.round_start_ms <= fast_ms
         if self.match >= self.round_target:
@@ -229,7 +232,7 @@ class Progress:
             self.round_fast = False
 
     def status(self, since_ms: int) -> PeerStatus:
-        """A frozen view."""
+        """Return a frozen view of this peer."""
         return PeerStatus(
             self.replica_id,
             self.state,

@@ -23,7 +23,7 @@ class ReadRounds:
         """Number of the round under way or, if none is, of the last one."""
         self.index = 0
         self.asked: list[int] = []
-        """The reads of the round under way, by context."""
+        """The contexts of the reads that the round under way will answer."""
         self._acknowledged: dict[int, bool] = {}
 
     @property
@@ -39,7 +39,7 @@ class ReadRounds:
         self._acknowledged = {}
 
     def acknowledge(self, replica_id: ReplicaId, round_id: int) -> bool:
-        """A peer still follows this leader. Returns whether that is new for the round under way."""
+        """Note that a peer still follows this leader. Returns whether that is new for the round under way."""
         if not self.asked or round_id != self.round_id or replica_id in self._acknowledged:
             return False
         self._acknowledged[replica_id] = True
@@ -56,7 +56,7 @@ class ReadRounds:
         return contexts
 
     def abandon(self) -> tuple[int, ...]:
-        """Leadership is over: give back the contexts of all reads that wait."""
+        """Drop all reads that wait, because leadership is over. Returns their contexts."""
         contexts = (*self.asked, *self.waiting)
         self.asked, self.waiting = [], []
         return contexts

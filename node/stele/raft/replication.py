@@ -29,8 +29,7 @@ class Replication:
         self._reads = reads
         self._lease = lease
         self.early_index = 0
-        """Index of the newest entry that the owner asked about: it wants to know when every voter has written it.
-        0: none."""
+        """Index of the newest entry for which the owner wants to know when every voter has written it. 0: none."""
         self._request: UpdateRequest | None = None
         """The last message with entries of this turn.
 
@@ -55,8 +54,8 @@ class Replication:
     def heartbeat(self, progress: Progress) -> None:
         """Send an empty message at the last index where the logs are known to match.
 
-        So only a peer that needs a copy refuses it. A heartbeat that overtakes entries on another stream is
-        no gap.
+        So only a peer that needs a copy refuses it. A heartbeat may overtake entries on another stream without
+        leaving a gap.
         """
         self._update(progress, self._request_after(max(progress.match, self._state.log.start.index), ()))
 
@@ -109,8 +108,8 @@ class Replication:
     def _probe(self, progress: Progress) -> bool:
         """Send one message to a peer whose log is not known yet, unless one is under way.
 
-        It has no entries if the peer has been silent for long. The peer may be gone, and entries cost most. An answer brings them.
-        Returns whether the message was sent.
+        If the peer has been silent for long it may be gone, so the message has no entries, which cost most. They follow
+        once it answers. Returns whether the message was sent.
         """
         log, options = self._state.log, self._state.options
         if progress.state is not PeerState.PROBE or progress.probe_sent:

@@ -27,7 +27,7 @@ class Switch(Protocol):
         """Enter a higher term as a follower that knows no leader."""
 
     def follow(self, leader: ReplicaId | None, why: str, code: Code = Code.NOT_LEADER) -> None:
-        """Stop leading or campaigning within the term. A leader refuses what waits for it, with `code`."""
+        """Stop leading or campaigning within the term. A leader refuses the requests that wait for it, with `code`."""
 
     def campaign(self, why: str) -> None:
         """Forget the leader, and ask who would vote for this replica."""
@@ -37,7 +37,7 @@ class Switch(Protocol):
         `released`: as in `VoteRequest`."""
 
     def lead(self, why: str) -> None:
-        """A majority has voted for this replica."""
+        """Become the leader: a majority has voted for this replica."""
 
     def fail(self, reason: str) -> None:
         """Abstain until the owner makes a new core."""

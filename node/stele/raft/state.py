@@ -83,7 +83,7 @@ class RaftState:
         """The owner's steady clock when the turn began; 0: leases are neither asked for nor promised now."""
         self.promise = Promise()
         self.event: Event | None = None
-        """The event that is being taken; None between turns, and at the end of one."""
+        """The event that is being handled; None between turns, and at the end of a turn."""
         self.term = initial.term
         self.voted_for = initial.voted_for
         self.commit_index = initial.commit_index
@@ -152,9 +152,9 @@ class RaftState:
         return self.witness or not self.fit
 
     def judge_witness(self) -> None:
-        """Look again whether this replica votes without rows.
+        """Decide again whether this replica is a witness, which votes without rows.
 
-        A witness has a longer election time-out: draw it anew.
+        If that changed, draw a new election time-out, because a witness has a longer one.
         """
         was, self.witness = self.witness, self._is_witness()
         if self.witness is not was and self.timer.due_ms != NEVER_MS:
@@ -217,24 +217,24 @@ class RaftState:
         return self.heard_ms is not None and self.now_ms - self.heard_ms < self.options.election_min_ms
 
     def follow_word_of(self, leader: ReplicaId) -> None:
-        """Another replica leads this term."""
+        """Note that another replica leads this term."""
         self.term_leader = leader
         self.draw_election()
         self.pending.leader_known(leader)
 
     def bound(self, released: int = 0) -> bool:
-        """Whether a promise forbids this replica to vote now, also for itself. `released`: as in `VoteRequest`."""
+        """Whether a promise forbids this replica to vote now, even for itself. `released`: as in `VoteRequest`."""
         return self.promise.binds(self.now_ms, released)
 
     def promise_lease(self, request: UpdateRequest) -> int:
-        """Promise the lease that the leader asks for. Returns what the answer repeats; 0: nothing is promised."""
+        """Promise the lease that the leader asks for. Returns the `lease_sent_ms` for the answer; 0: no promise."""
         if not self.steady_ms or not 0 < request.lease_ms <= self.options.lease_ms:
             return 0
         self.promise.give(self.term, self.now_ms + request.lease_ms)
         return request.lease_sent_ms
 
     def forget_leader(self, replica_id: ReplicaId) -> None:
-        """The node of replica `replica_id` failed. If that replica is the leader, campaign soon."""
+        """Note that the node of replica `replica_id` failed. If that replica is the leader, campaign soon."""
         if replica_id == self.leader:
             self.heard_ms = None
             self.lost_leader = replica_id
@@ -249,8 +249,8 @@ class RaftState:
         self.commit_index = index
 
     def config_committed(self, before: int, why: str) -> bool:
-        """The commit index rose from `before`: tell the owner if that committed a configuration, and answer
-        the change.
+        """Note that the commit index rose from `before`. If that committed a configuration, tell the owner and
+        answer the change.
 
         Returns whether the committed configuration changed.
         """
@@ -277,7 +277,7 @@ class RaftState:
     # Causes
 
     def because(self, why: str) -> str:
-        """The `cause` of an effect: the event that is being taken, and why the effect follows from it."""
+        """Return the `cause` of an effect: the event that is being handled, and why the effect follows from it."""
         return f"{cause_of(self.event)}: {why}"
 
     def node_id(self) -> str:

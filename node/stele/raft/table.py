@@ -38,10 +38,10 @@ from stele.raft.leader import Leader
 from stele.raft.messages import TimeoutNow, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
 
 EventHandler = Callable[[Any, Any], None]
-"""(acting role, event)."""
+"""Called with (acting role, event)."""
 
 MessageHandler = Callable[[Any, Any, Any], object]
-"""(acting role, sender, message)."""
+"""Called with (acting role, sender, message)."""
 
 # fmt: off
 _EVENTS: tuple[tuple[type[Any], EventHandler, EventHandler, EventHandler, EventHandler], ...] = (

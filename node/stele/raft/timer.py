@@ -1,9 +1,9 @@
 """The election timer: when a replica campaigns if it hears no leader. Shared by all roles; reads no clock.
 
-Invariant: a time-out is drawn between the shortest and the longest election timeout. It doubles with each
-election in a row that too few voters answered in time, up to 16 times its length. Otherwise overloaded voters
-would be kept busy by elections that come too soon. A replica that leads only where no other can waits longer,
-by twice the longest timeout.
+Invariant: a time-out is drawn between the shortest and the longest election timeout. After each further election
+that too few voters answered in time, it is doubled, up to 16 times its length. Otherwise elections that come too
+soon would keep overloaded voters busy. A replica that leads only where no other can waits longer, by twice the
+longest timeout.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class ElectionTimer:
         self.patience_ms = 0
         """The time-out drawn last: how long a replica waits for its leader before it campaigns."""
         self.unanswered = 0
-        """Elections in a row that ended by their time-out: some voter had not answered, or a majority had
-        refused. 0 once there is a leader."""
+        """How many elections in a row ended by their time-out, because voters did not answer or a majority refused.
+        0 once there is a leader."""
 
     def draw(self, now_ms: int, *, patient: bool) -> None:
-        """Draw a time-out that begins now. `patient`: longer by twice the longest election timeout, so that
-        others campaign first."""
+        """Draw a time-out that begins now. If `patient`, add twice the longest election timeout, so that others
+        campaign first."""
         extra_ms = 2 * self._options.election_max_ms if patient else 0
         factor = 1 << min(self.unanswered, _DOUBLINGS_MAX)
         low = self._options.election_min_ms * factor + extra_ms
@@ -51,8 +51,8 @@ class ElectionTimer:
         self.due_ms = min(self.due_ms, now_ms + self._rng.randint(low, high))
 
     def draw_after(self, now_ms: int, free_ms: int) -> None:
-        """Campaign soon after `free_ms`, when a promise ends. Keep the time drawn before if it lies in
-        between."""
+        """Campaign soon after `free_ms`, when a promise ends. If the present time-out ends soon after `free_ms`
+        anyway, keep it."""
         low, high = self._options.election_min_ms // 30, self._options.election_min_ms // 3
         soon_ms = max(now_ms, free_ms) + self._rng.randint(low, high)
         self.due_ms = self.due_ms if free_ms <= self.due_ms < soon_ms else soon_ms

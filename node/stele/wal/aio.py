@@ -1,8 +1,8 @@
 """Syncs by the kernel's AIO (io_submit, IOCB_CMD_FDSYNC): implements `BackgroundSync` of files.py. Made by
 node.py.
 
-One short system call begins a sync. Its end makes an eventfd readable, which the event loop watches. So no
-thread has to wake up or wait for the interpreter. Owns its AIO context and its eventfd, but no file. A
+One short system call begins a sync. When the sync ends, an eventfd that the event loop watches becomes readable.
+So no thread has to wake up or wait for the interpreter lock. Owns its AIO context and its eventfd, but no file. A
 container's seccomp profile or an unusual kernel may refuse AIO, so `kernel_sync` tries a real sync before it
 returns a KernelSync.
 
@@ -174,7 +174,7 @@ class KernelSync:
         loop.add_reader(self._eventfd, self._readable)
 
     def readable_within(self, seconds: float) -> bool:
-        """Whether the eventfd becomes readable within `seconds`; empties it then. Blocks; for the probe."""
+        """Whether the eventfd becomes readable within `seconds`. If so, empty it. Blocks; only for the trial sync."""
         if not select.select([self._eventfd], [], [], seconds)[0]:
             return False
         os.eventfd_read(self._eventfd)
@@ -225,8 +225,7 @@ def _error(call: str) -> OSError:
 
 
 def kernel_sync(directory: Path) -> KernelSync | None:
-    """Kernel AIO if a trial sync of a file in `directory` works; otherwise None, and a line in the log says
-    why.
+    """Return a KernelSync if a trial sync of a file in `directory` works. Otherwise return None, and print why.
 
     The environment variable STELE_KERNEL_AIO=off also gives None. Blocks."""
     if os.environ.get(SWITCH, "").lower() in _OFF:

@@ -3,7 +3,7 @@ held.
 
 The active segment, the chain of groups and what is staged belong to the current writer alone. Does no I/O.
 Invariant: the writer changes only as `PASSES` allows; only the writer touches the appender. If something is
-queued and nobody is the writer, somebody has been woken.
+queued and nobody is the writer, the event loop has been asked to call `_end_of_turn`.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ REWRITTEN = Rewritten()
 Item = tuple[
     State | None, Sequence[Entry] | None, Record | Checkpoint | Written | Rewritten | None, Done | None
 ]
-"""(stream, entries, record, done): entries or one record of a stream. Entries may be marked REWRITTEN.
-Without a stream: a Checkpoint, a Written, or only the callback."""
+"""(stream, entries, record, done). With a stream: its entries, or one record. Entries may be marked REWRITTEN.
+Without a stream: a Checkpoint, a Written, or just the callback `done`."""
 
 
 class SmallBatchWriter(Protocol):
@@ -73,7 +73,8 @@ class SmallBatchWriter(Protocol):
         """Write a batch and begin its sync. The writer is the loop's thread."""
 
     def settle(self) -> list[Done]:
-        """End the batch that was begun: wait for its sync, or do it. Called in the appender's thread.
+        """End the batch that was begun: wait for its sync, or sync it if none is under way. Called in the
+        appender's thread.
 
         Returns the batch's callbacks."""
 
@@ -120,7 +121,7 @@ class AppendQueue:
         self.items: list[Item] = []
         self.queued_bytes = 0
         self.for_thread = False
-        """Whether something queued is not for the event loop: a checkpoint looks at every stream."""
+        """Whether a checkpoint is queued. The event loop may not take it, because it looks at every stream."""
         self.writer = Writer.NOBODY
         self.closing = False
         self.wake = threading.Condition(lock)
@@ -132,7 +133,7 @@ class AppendQueue:
         self._deferred = False
 
     def attach(self, loop: Loop, inline: SmallBatchWriter | None) -> None:
-        """Appends made in this thread, the loop's, are written at the end of the loop's turn."""
+        """Serve the loop of the calling thread: write the appends of this thread at the end of each turn."""
         self._loop, self._loop_writer, self._owner = loop, inline, threading.get_ident()
 
     def push(self, item: Item, size: int) -> None:
@@ -166,7 +167,7 @@ class AppendQueue:
             self.wake.notify()
 
     def loop_rests(self, old: Writer) -> None:
-        """The loop has nothing left to do and took the kernel's result: it stops being the writer."""
+        """Let the loop stop being the writer: it has nothing left to write, and has taken its sync's result."""
         if self.closing:
             self.pass_writer(old, Writer.THREAD)
             return
@@ -178,8 +179,8 @@ class AppendQueue:
             self._loop.call_soon(self._end_of_turn)
 
     def give_to_loop(self) -> bool:
-        """The appender's thread stops writing if what is queued is small enough for the loop. Returns whether
-        it did."""
+        """Let the appender's thread stop being the writer, if the loop may write all that is queued. Returns
+        whether it stopped."""
         if self._loop_writer is None or self._loop is None or self.closing or not self._loop_writer.takes():
             return False
         try:

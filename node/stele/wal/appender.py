@@ -247,7 +247,7 @@ class Appender:
         return force
 
     def take_written(self) -> list[Done]:
-        """The callbacks that waited for what `write` has written."""
+        """Return, once, the callbacks that waited until their items were written."""
         written, self._written = self._written, []
         return written
 
@@ -323,7 +323,7 @@ class Appender:
         self._log.stats.markers += 1
 
     def _roll(self) -> None:
-        """Go to the next segment if this one is full and the next is ready; otherwise overrun this one."""
+        """Go on in the next segment if it is ready. Otherwise stay in this one, past its prepared part."""
         active = self.active
         ensure(
             self._log.append_queue.writer is not Writer.LOOP,

@@ -88,7 +88,7 @@ class SharedLog:
     # --- the queue (call with `lock` held)
 
     def admit(self, size: int) -> None:
-        """Refuse entries while the queue is full, or while the free space is kept for hard state."""
+        """Refuse entries while the queue is full, or while all free space is reserved for hard state."""
         append_queue = self.append_queue
         if self.failed is not None or append_queue.closing:
             self.admit_control()
@@ -103,8 +103,8 @@ class SharedLog:
             self._refuse_entries()
 
     def admit_again(self) -> None:
-        """As `admit`, but a full queue does not refuse: entries are written again so that old segments can
-        go."""
+        """As `admit`, but do not refuse because of a full queue. For entries that are written again so that old
+        segments can be removed."""
         self.admit_control()
         if self.no_space:
             self._refuse_entries()
@@ -149,7 +149,7 @@ class SharedLog:
             return None if self._next is not None or self.append_queue.closing else self._next_sequence
 
     def offer_next(self, ready: Ready) -> None:
-        """Hand over the next segment, which is in place."""
+        """Hand over the next segment, which is ready for use."""
         with self.lock:
             self._next = ready
 
@@ -160,7 +160,7 @@ class SharedLog:
         return ready
 
     def continue_in(self, sequence: int) -> None:
-        """Recovery has ended: appends go on in this segment."""
+        """Continue appends in this segment, after recovery."""
         self.active_sequence = sequence
         self._next_sequence = sequence + 1
 
@@ -181,7 +181,7 @@ class SharedLog:
         return ready
 
     def segment_opened(self, ready: Ready, before: ActiveSegment) -> None:
-        """The appender continues in `ready`; `before` is closed."""
+        """Note that the appender has closed `before` and continues in `ready`."""
         with self.lock:
             old = self.segments.get(before.sequence)
             if old is not None:
@@ -210,7 +210,7 @@ class SharedLog:
         self.no_space = free < bytes_kept // 2 or (files is not None and files < files_kept // 2)
 
     def fail(self, error: Exception) -> None:
-        """A write or a sync failed. This is final: nothing more is ever acknowledged."""
+        """Fail the log for good, because a write or a sync failed. Nothing more is ever acknowledged."""
         with self.lock:
             if self.failed is not None:
                 return

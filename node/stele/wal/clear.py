@@ -1,11 +1,11 @@
-"""Which streams a damaged place of the log may concern. Called by recovery; pure.
+"""Finds out which streams may have lost records at a damaged place of the log. Called by recovery; pure.
 
-Each of these clears a stream of a damaged place:
+A stream has lost nothing there if one of these is true:
 - It was created in a later segment.
 - The segment's footer says that the stream has no groups there.
 - The metadata was written after everything there, and the stream needs no entry from there any more.
 
-Invariant: a stream that is not cleared is FAILED.
+Invariant: every other stream becomes FAILED.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Garbage collection of whole closed segments. Called by log.py, one at a time.
 
 Order: choose segments, raise the streams' starts, make the metadata durable, then remove. Invariant: a
-segment goes only after the metadata that replaces its hard state is on disk. Every entry in it is flushed,
-and no anchor needs it; only anchors that give way lose entries, when the disk lacks space.
+segment goes only after the metadata that replaces its hard state is on disk. All its entries are flushed, and
+no anchor needs one. If the disk lacks space, anchors that give way are ignored.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def _give_up(log: SharedLog, going: list[Segment], evidence: int) -> int:
     """Move or remove the files; returns how many went. A file that cannot go is listed again and tried the
     next time.
 
-    Until then its bytes count. The names need no sync: a start removes again what the metadata no longer
-    names."""
+    Until then its bytes count as used. The directory needs no sync. If a removed file comes back after a crash,
+    the next start removes it again, because the metadata no longer names it."""
     left: dict[int, Segment] = {}
     for segment in going:
         try:
@@ -97,7 +97,7 @@ def _give_up(log: SharedLog, going: list[Segment], evidence: int) -> int:
 
 
 def _report(log: SharedLog, segments: int, dropped: list[tuple[StreamKey, str, int]]) -> Collected:
-    """What this collection did, with the starts that an earlier one raised before it failed."""
+    """Report what this collection did. Includes the starts that an earlier collection raised before it failed."""
     starts, log.untold_starts = log.untold_starts, {}
     return Collected(segments, starts, tuple(dropped))
 
@@ -134,15 +134,15 @@ def _lowest_needed(log: SharedLog, *, firmly: bool = False) -> int:
 
 
 def _lacking(log: SharedLog) -> int:
-    """How many bytes must be freed so that a segment fits above the low-space limit. 0 or less: none."""
+    """How many bytes must be freed before one more segment leaves `low_space_bytes` free. 0 or less: none."""
     return log.options.low_space_bytes + log.options.segment_bytes - log.free_bytes
 
 
 def _give_way(log: SharedLog, keep_from: int, dropped: list[tuple[StreamKey, str, int]]) -> int:
-    """The lowest segment to keep: `keep_from`, or a later one if the disk lacks space.
+    """Return the lowest segment to keep: `keep_from`, or a later one if the disk lacks space.
 
-    Then the oldest segments go that only anchors that give way need, as many as must be freed. Adds these
-    anchors to `dropped`."""
+    In that case, segments that are needed only by anchors with `gives_way` may go: the oldest first, as many as
+    the disk needs. Adds these anchors to `dropped`."""
     lacking = _lacking(log)
     if lacking <= 0:
         return keep_from

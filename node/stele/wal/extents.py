@@ -1,4 +1,4 @@
-"""Where a stream's entries stand on disk. Used by state.py; opens no files.
+"""Where a stream's entries are on disk. Used by state.py; opens no files.
 
 An extent is a range of consecutive entries of one stream and one term in one group. It takes 24 bytes of
 memory, however many entries it has. Invariant: extents are contiguous: each begins where the one before it

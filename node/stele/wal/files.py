@@ -81,7 +81,7 @@ class Loop(Protocol):
     """What the log needs of an event loop. The loops of asyncio and uvloop provide it."""
 
     def call_soon(self, callback: Callable[[], object], /) -> object:
-        """Run `callback` in a later turn of the loop, behind all that waits. Only in the loop's thread."""
+        """Run `callback` in a later turn of the loop, after all waiting callbacks. Only in the loop's thread."""
 
     def call_soon_threadsafe(self, callback: Callable[[], object], /) -> object:
         """As `call_soon`, from any thread. Raises RuntimeError once the loop is closed."""
@@ -105,12 +105,11 @@ class BackgroundSync(Protocol):
         """Begin a `data_sync` of all that was written to `file`; returns at once.
 
         Raises:
-            OSError: the sync could not be begun. Nothing is under way, and the file is not known to be bad.
+            OSError: the sync could not be begun. Nothing is under way. This does not mean that the file is bad.
         """
 
     def ended(self) -> bool:
-        """Whether the sync under way has ended; does not wait. True means the same as a return of
-        `data_sync`.
+        """Whether the sync under way has ended; does not wait. True promises what a return of `data_sync` does.
 
         Raises:
             OSError: the sync ended with an error.

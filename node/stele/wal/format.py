@@ -1,7 +1,7 @@
 """Bytes of the log: segment headers, groups, records, footers. Pure; opens no files.
 
-Invariant: a group is either whole or not a group. Bytes of another segment, or of an earlier use of this
-file, are never taken for a group of this one.
+Invariant: a group that is damaged or only partly written is never taken for a group. The same is true of bytes of
+another segment, or of an earlier use of this file.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def encode_group(
     synced_offset: int,
     compression: str | None = None,
 ) -> tuple[list[bytes], int, int]:
-    """(buffers to write one after the other, their length in bytes, the group's CRC).
+    """Return (buffers to write one after the other, their total length in bytes, the group's CRC).
 
     Large pieces are not copied; a small group is one buffer."""
     raw_bytes = stored = sum(map(len, pieces))

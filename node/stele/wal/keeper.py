@@ -1,6 +1,6 @@
 """Prepares the next segment in a thread of its own, and watches the free space. Started and owned by log.py.
 
-Invariant: an error here does not fail the log. Appends go on in the full segment meanwhile.
+Invariant: an error here does not fail the log. Until the next segment is ready, appends go on in the full one.
 """
 
 from __future__ import annotations

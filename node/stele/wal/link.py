@@ -1,9 +1,9 @@
 """Puts scanned segments in order and decides which groups of each to keep. Called by recovery; opens no
 files.
 
-Every segment's first group names the group before it, by segment and CRC. So each segment but the last has a
-known end; a later recovery replaced what lies behind that end. Invariant: a gap below a known end, or below a
-synced offset, is damage and is never cut.
+Every segment's first group names the group before it, by segment and CRC. So the end of each segment but the last is
+known. What lies after that end is ignored: a recovery has dropped it, or has written it again in the next segment.
+Invariant: a gap before a known end, or below a synced offset, is damage and is never cut.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ def _first_names(groups: list[GroupHeader]) -> _Named:
 def _predecessor(
     scans: list[Scan], before: int, segment_id: int, linked: Linked, metadata: Metadata | None, sequence: int
 ) -> int:
-    """The position in the list of the segment with that id below `before`; -1 if it was collected or is
-    lost."""
+    """Return the position in `scans` of the segment with this id, below `before`; -1 if it was collected or is
+    lost. If its header may be the damaged one, return the position of that file."""
     for i in range(before - 1, -1, -1):
         header = scans[i].header
         if header is not None and header.segment_id == segment_id:
@@ -170,8 +170,8 @@ def _predecessor(
 
 
 def _closed(scan: Scan, named: _Named) -> Part:
-    """What is kept of a segment that is not the last. `named`: (id, CRC) of its last group; None if its
-    successor's beginning is lost."""
+    """Return what is kept of a segment that is not the last. `named`: (segment id, CRC) of its last group, as the
+    next segment says; None if that segment's beginning is lost."""
     groups = scan.groups
     missing = False
     if named is not None:
@@ -194,8 +194,8 @@ def _closed(scan: Scan, named: _Named) -> Part:
 
 
 def _tail(scan: Scan, metadata: Metadata | None, linked: Linked) -> Part:
-    """What is kept of the log's last segment: the last one that has a whole group, or had one as the metadata
-    says."""
+    """Return what is kept of the log's last segment. That is the last one with a whole group, or one that the
+    metadata says had a group."""
     assert scan.header is not None
     synced = max([HEADER_BYTES, *(g.synced_offset for g in scan.groups)])
     if metadata is not None and metadata.position.sequence == scan.sequence:

@@ -162,7 +162,7 @@ class Log:
         return self.shared.anchor_bytes_max
 
     def room_bytes(self) -> int:
-        """How many bytes the volume can take beside the space that is kept for the log. Blocks."""
+        """How many more bytes fit on the volume without using the space that is reserved for the log. Blocks."""
         shared = self.shared
         return max(0, shared.files.free_bytes(shared.directory) - shared.options.low_space_bytes)
 
@@ -177,7 +177,8 @@ class Log:
     ) -> StreamLog:
         """Create a stream whose entries begin after `start`, with `config` in force there.
 
-        A stream that exists but never held an entry or a vote is made anew: a copy that crashed starts again.
+        A stream that exists but never held an entry or a vote is created again. So a copy that crashed can be
+        repeated.
 
         Raises:
             Rejected: ALREADY_PRESENT, also for a tombstone, because a replica_id is never used again.
@@ -256,10 +257,10 @@ class Log:
             return sum(s.length for s in self.shared.segments.values()) + self.shared.active_length
 
     def pins(self, of: Iterable[StreamKey] | None = None, *, above_bytes: int = 0) -> list[Pin]:
-        """Unflushed stores that keep a closed segment, and more than `above_bytes` of the log, from
-        collection.
+        """Return the unflushed stores that keep at least one closed segment from collection.
 
-        The one that keeps most comes first. `of`: the streams to look at; None: all.
+        Each keeps more than `above_bytes` of the log. The one that keeps most comes first. `of`: the streams to
+        look at; None: all.
         """
         with self.shared.lock:
             found = []
@@ -361,6 +362,7 @@ class Log:
         while not checkpoint.ready.wait(0.05):
             if self.shared.failed is not None:
                 raise Corrupt(
-                    f"log {self.shared.directory} has failed: {self.shared.failed}", code=Code.IO_ERROR
+                    f"log {self.shared.directory} has failed: {self.shared.failed}; restart the node",
+                    code=Code.IO_ERROR,
                 ) from self.shared.failed
         return checkpoint

@@ -86,7 +86,7 @@ class LoopWriter:
             call_all(written)
 
     def _begin(self, items: list[Item]) -> list[Done]:
-        """Returns the callbacks that waited for the batch to be written."""
+        """Write a batch and begin its sync. Returns the callbacks that waited for the batch to be written."""
         appender, stats = self._appender, self._log.stats
         begin = self._clock()
         appender.write(items)

@@ -52,8 +52,8 @@ class Pool:
         """Keep a file for reuse, or remove it if it does not fit. Its content must no longer be needed. Syncs
         no name.
 
-        `sound`: the disk can read all of it. A write beside a bad sector must read first, and would fail the
-        log.
+        `sound`: the disk can read all of it. Files with a bad sector do not fit: a write next to the sector has to
+        read it first, and would fail the log.
 
         Raises:
             OSError: the file is where it was.
@@ -117,7 +117,7 @@ class Pool:
         return self._files.free_bytes(self._directory) >= self._segment_bytes + self._low_space_bytes
 
     def take(self) -> tuple[File, Path] | None:
-        """A recycled file, open, and its current path; None if none waits.
+        """Return an open recycled file and its current path; None if none waits.
 
         Raises:
             OSError: the file stays in the pool, unless somebody removed it.
@@ -137,7 +137,7 @@ class Pool:
             return file, path
 
     def fresh(self) -> tuple[File, Path]:
-        """A new file of the full length, filled with zeros and synced, and its path.
+        """Return a new file and its path. The file has the full length, is filled with zeros, and is synced.
 
         Raises:
             OSError: too little space beside what is kept for hard state, or the disk failed.

@@ -271,9 +271,9 @@ def _put_in_place(log: SharedLog, active: ActiveSegment) -> None:
 def _mark_damaged(
     log: SharedLog, metadata: Metadata | None, replay: Replay, damaged: list[Raw], here: int
 ) -> None:
-    """Write into the metadata which streams are damaged, before this start cuts the proof of it.
+    """Write into the metadata which streams are damaged, before this start removes the evidence.
 
-    `here`: where appends go on. Only records from there on may end the damage."""
+    `here`: the place where appends go on. Only records from there on can end the damage."""
     known = (
         {(bytes.fromhex(s.key.tablet_id), int(s.key.replica_id)): s for s in metadata.streams}
         if metadata

@@ -1,7 +1,7 @@
 """Turns records back into the states of streams. Called by recovery, with records in the order of the log.
 
-Invariant: the metadata's checkpoint decides what it covers; later records decide the rest. A record that fits
-neither makes its stream FAILED.
+Invariant: records that the metadata's checkpoint covers do not change hard state; later records do. A record that
+contradicts the state makes its stream FAILED.
 """
 
 from __future__ import annotations

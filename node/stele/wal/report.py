@@ -51,7 +51,7 @@ class Collected:
     """The result of a collection. `starts`: the new starts of streams whose first entries went.
 
     `dropped`: (stream, name, index) of each anchor that was dropped because it held too much, or because
-    space was short. Whoever set it must be copied instead."""
+    space was short. The replica that needed the entries must be copied instead."""
 
     segments: int
     starts: Mapping[StreamKey, OpId]
@@ -60,8 +60,8 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """An unflushed store that keeps segments from collection: flush it. `bytes`: the log from its first entry
-    on."""
+    """An unflushed store that keeps segments from collection, so it should be flushed. `bytes`: the length of the log
+    from the segment of its first unflushed entry on."""
 
     key: StreamKey
     index: int

@@ -43,7 +43,7 @@ class Found(Enum):
 
 
 class Behind(Enum):
-    """What the bytes behind a gap tell of it."""
+    """What the bytes after a gap prove about it."""
 
     NOTHING = "nothing"
     UNSYNCED = "whole groups, none of which proves that these bytes were synced"
@@ -73,7 +73,8 @@ TABLE: tuple[tuple[Found | None, bool | None, Behind | None, Verdict], ...] = (
 
 
 def judge(found: Found, is_tail: bool, behind: Behind) -> Verdict:
-    """The table's verdict. In a segment before the last, ask only below the end that its successor names."""
+    """Return the verdict of `TABLE`. For a segment before the last, ask only about places before the end that the
+    next segment names."""
     for row_found, row_tail, row_behind, verdict in TABLE:
         if row_found in (None, found) and row_tail in (None, is_tail) and row_behind in (None, behind):
             return verdict
@@ -220,7 +221,7 @@ def _next_group(content: Content, offset: int, segment_id: int) -> int | None:
 
 
 def _dirty(data: bytes, offset: int, found: Found, group: GroupHeader | None) -> int:
-    """An upper bound of a torn tail's bytes."""
+    """Return an upper bound of the number of bytes that a torn write left at `offset`."""
     if group is not None:
         return min(group.end, len(data)) - offset
     return 0 if found is Found.BLANK else len(data[offset:].rstrip(b"\0"))

@@ -1,4 +1,5 @@
-"""The segment that is being written, and the table rows of the others. Used by appender, keeper and recovery.
+"""The segment that is being written, and what the log keeps in memory about the others. Used by appender, keeper and
+recovery.
 
 Invariant: a group's bytes go to one segment, at rising offsets. `synced` never passes the end of a sync that
 returned.
@@ -37,7 +38,7 @@ def segment_name(sequence: int) -> str:
 
 
 def new_segment_id() -> int:
-    """Random, never 0."""
+    """Return a random segment id; never 0."""
     return secrets.randbits(63) + 1
 
 
@@ -213,7 +214,7 @@ def write_header(file: File, header: SegmentHeader) -> None:
 
 
 def write_zeros(file: File, length: int) -> None:
-    """Fill a new file with zeros. Blocks that are only reserved sync several times slower (measured)."""
+    """Fill a new file with zeros. If its blocks were only reserved, later syncs would be several times slower."""
     at = 0
     while at < length:
         size = min(len(_ZEROS), length - at)

@@ -90,7 +90,7 @@ class StreamLog:
 
     @property
     def damaged(self) -> bool:
-        """Whether damage may have taken a term or a vote. Such a tombstone must not vote."""
+        """Whether damage may have destroyed a term or a vote. A tombstone with such damage must not vote."""
         return self._state.damaged
 
     # --- the log port
@@ -304,7 +304,7 @@ class StreamLog:
         return size
 
     def set_flushed(self, index: int) -> None:
-        """The store holds all entries up to `index`, synced. No replay needs them."""
+        """Note that the store holds all entries up to `index` durably. No replay needs them any more."""
         with self._log.lock:
             self._state.flushed = max(self._state.flushed, index)
 
@@ -318,8 +318,8 @@ class StreamLog:
             self._state.abandoned = True
 
     def anchor(self, name: str, index: int, *, gives_way: bool = False) -> None:
-        """Keep entries from `index` on. Replaces an anchor of that name. Past its bound it is dropped and
-        reported.
+        """Keep entries from `index` on. Replaces an anchor of the same name. An anchor that holds more than
+        `anchor_bytes_max` is dropped and reported.
 
         With `gives_way` it is also dropped when the disk lacks space: the peer that needs it can be
         copied."""
