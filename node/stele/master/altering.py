@@ -38,21 +38,26 @@ from stele.rpc.proto import common_pb2, master_pb2
 log = structlog.get_logger("stele.master")
 
 _QUARTERS = 3
-"""Quarters of the catalog that altered tables may fill, as replacement tablets may (background.py)."""
+"""How many quarters of the catalog altered tables may fill. Replacement tablets may fill as many
+(background.py).
+"""
 _REMEMBERED_MAX = 4
-"""How many alter requests a table's row remembers. A client repeats its request until it is answered."""
+"""How many alter requests a table's row remembers, because a client repeats its request until it is answered.
+"""
 _AT_ONCE = 64
-"""Tablets that one turn of the event loop examines."""
+"""The most tablets that one turn of the event loop examines."""
 
 
 async def alter_table(lead: Leadership, request: master_pb2.AlterTableRequest) -> TableRecord:
-    """Change columns, ranges, history, notes or the name of a table, and return its row. Its tablets follow afterwards. A repeated
-    request (the same `alter_id`) does nothing.
+    """Change columns, ranges, history, notes or the name of a table, and return its row. Its tablets follow
+    afterwards.
+
+    A repeated request (the same `alter_id`) does nothing.
 
     Raises:
-        Rejected: INVALID_ARGUMENT: lists all faults; NOT_FOUND; ALREADY_PRESENT: the new name is used; TOO_LARGE;
-            UNSUPPORTED_VERSION: the cluster version is not finalized.
-        Retryable: NOT_READY: the table is being created or altered.
+        Rejected: INVALID_ARGUMENT, lists all faults. NOT_FOUND. ALREADY_PRESENT, the new name is used.
+            TOO_LARGE. UNSUPPORTED_VERSION, the cluster version is not finalized.
+        Retryable: NOT_READY, the table is being created or altered.
     """
     alter_id = id_from_pb(request.alter_id)
     wanted = lead.catalog.table(id_from_pb(request.table_id), request.name)
@@ -87,7 +92,7 @@ async def alter_table(lead: Leadership, request: master_pb2.AlterTableRequest) -
 
 
 def _remembered(ids: str, newest: str) -> str:
-    """The ids of the last requests, the newest among them."""
+    """The ids of the last requests, with the newest added."""
     return " ".join(f"{ids} {newest}".split()[-_REMEMBERED_MAX:])
 
 
@@ -184,11 +189,11 @@ def _length(table: TableRecord) -> int:
 
 
 def leader_to_alter(lead: Leadership, row: TabletRecord) -> Report | None:
-    """The report of a tablet's leader that lacks its table's newest schema. None if the leader has it, or is
+    """The report of a tablet's leader that lacks its table's newest schema. None: the leader has it, or is
     not known.
 
-    While no change is under way, only the survivor of a lost majority may lack it. It may have been away when the
-    table was altered.
+    While no change is under way, only the survivor of a lost majority may lack it. That survivor may have
+    been away when the table was altered.
     """
     version = lead.catalog.altering.get(row.table_id)
     if row.state != "RUNNING" or (version is None and not row.incarnation):
@@ -213,7 +218,9 @@ def _leader(lead: Leadership, row: TabletRecord) -> Report | None:
 
 
 def _follows(lead: Leadership, row: TabletRecord, version: int) -> bool:
-    """Whether a tablet has this schema: its leader, and all other replicas that run on live nodes."""
+    """Whether a tablet has this schema: its leader has it, and so have all other replicas that run on live
+    nodes.
+    """
     leader = _leader(lead, row)
     if leader is None or leader.status.schema_version < version:
         return False
@@ -227,8 +234,9 @@ def _follows(lead: Leadership, row: TabletRecord, version: int) -> bool:
 
 
 class Alterations:
-    """The tables that are being altered, as one leadership follows them. It holds only what can be rebuilt
-    from catalog and reports."""
+    """The tables that are being altered, as one leadership follows them. Holds only what can be rebuilt from
+    the catalog and from reports.
+    """
 
     def __init__(self, lead: Leadership) -> None:
         self._lead = lead
@@ -236,8 +244,9 @@ class Alterations:
         """Tablets that have not taken the change yet, by table and version."""
 
     async def look(self) -> None:
-        """Take out the tablets that have the new schema. A table is RUNNING again once all its tablets have
-        it."""
+        """Note the tablets that have the new schema by now. A table becomes RUNNING again once all its
+        tablets have it.
+        """
         lead, before = self._lead, self._left
         self._left = {}
         for table_id, version in list(lead.catalog.altering.items()):
@@ -261,7 +270,9 @@ class Alterations:
         return True
 
     async def _finish(self, table_id: str, version: int) -> None:
-        """ALTERING → RUNNING, unless somebody was faster. A table that was dropped meanwhile stays DROPPED."""
+        """Make a table RUNNING again, unless it is no longer ALTERING. A table that was dropped meanwhile
+        stays DROPPED.
+        """
         lead = self._lead
         async with lead.locks.hold(tables=(f"id/{table_id}",)):
             table = lead.catalog.tables.get(table_id)

@@ -1,9 +1,9 @@
 """The leader's background task: updates the catalog from reports, and orders nodes to match the catalog.
 
 Each pass compares the rows of some tablets with the newest reports, and does what is due. A tablet is looked
-at when its row or a report changed. While anything is due, or it is not RUNNING, each sweep looks at it. As a
-safeguard it is also looked at now and then without a cause. Between passes it remembers only such tablets,
-and when each order was last sent.
+at when its row or a report changed. Each sweep looks at the tablets that are not RUNNING, or for which
+anything is due. As a safeguard every tablet is also looked at now and then without a cause. Between passes
+the task remembers only such tablets, and when each order was last sent.
 
 Invariant: a row changes only under its lock, based on its value then.
 """
@@ -41,20 +41,22 @@ log = structlog.get_logger("stele.master")
 TABLETS_AT_ONCE = 64
 """The most tablets that one turn of the event loop examines (some 4 ms) and one batch changes."""
 ROUND_SWEEPS = 64
-"""Each tablet is looked at without a cause once in this many sweeps; in a small cluster, in every sweep. Each
-look takes some 0.1 ms, and ten thousand of them in every sweep would take all the time of a master."""
+"""Each tablet is looked at without a cause once in this many sweeps; in a small cluster, in every sweep.
+
+Each look takes some 0.1 ms. Ten thousand looks in every sweep would take all the time of a master.
+"""
 REPLACED_QUARTERS = 3
-"""Quarters of the catalog that replacement tablets may fill. While nodes do not answer, tablets are replaced
-again and again.
+"""How many quarters of the catalog replacement tablets may fill. While nodes do not answer, tablets are
+replaced again and again.
 
 The last quarter is for changes of existing tablets and nodes, which are bounded.
 """
 REFUSED_TOLD = 8
-"""Passes refused in a row before a warning is logged."""
+"""A warning is logged after this many refused passes in a row."""
 
 
 class Background:
-    """Runs for as long as its leadership lasts."""
+    """The background task of one leadership."""
 
     def __init__(self, lead: Leadership, orders: Orders) -> None:
         self._lead = lead
@@ -65,12 +67,13 @@ class Background:
         self._open: dict[str, None] = {}
         """Tablets to look at in the next sweep: something was due, or they are not RUNNING."""
         self._round: list[str] | None = None
-        """Tablets that are still to be looked at in the present round of looks without a cause. None: a new leader, which
-        looks at all."""
+        """Tablets that the present round of looks without a cause has still to look at. None: a new leader,
+        which looks at all.
+        """
         self._refused = 0
         """Passes in a row that ended with CAS_FAILED."""
         self._full = False
-        """Whether "the catalog is full" was logged and still holds."""
+        """Whether the message "the catalog is full" was logged and still holds."""
 
     async def run(self) -> None:
         """Examine changed tablets, and from time to time all tablets, until the leadership ends."""
@@ -90,7 +93,7 @@ class Background:
                 await asyncio.sleep(0.05)
 
     def _log_unfinished(self, error: SteleError) -> None:
-        """Log why a pass failed. A row that changed meanwhile is normal, and not logged.
+        """Log why a pass failed. A row that changed meanwhile is normal and is not logged.
 
         If rows changed in pass after pass, memory and key space differ. That is logged at the 8th, 16th,
         32nd, ... time.
@@ -150,7 +153,7 @@ class Background:
         return [CATALOG_TABLET_ID, *self._open, *altering, *gone, *chosen]
 
     def _log_full(self) -> None:
-        """Log that the catalog is full; again only after a pass that had room for everything."""
+        """Log that the catalog is full. It is logged again only after a pass that had room for everything."""
         space = self._lead.log.key_space
         if self._lead.full and not self._full and space is not None:
             log.error(
@@ -252,8 +255,9 @@ class Background:
     # --- new tablets ---
 
     async def _place(self, tablet_ids: list[str]) -> None:
-        """PREPARING → CREATING: choose peers, in one batch. It fails if the row of a chosen node has
-        changed."""
+        """Choose peers for PREPARING tablets, which become CREATING, in one batch. The batch fails if the row
+        of a chosen node has changed.
+        """
         lead = self._lead
         async with lead.locks.hold(tablets=tablet_ids):
             placement = Placement(lead.candidates())

@@ -1,9 +1,9 @@
 """An administrator's changes to one tablet's replicas: move, add, remove, release. Called by service.py on
 the leader.
 
-Writes the tablet's row only; a driver carries it out. Invariant: no request is recorded that would put two
-replicas on one machine, or leave the tablet without a majority. Nor one that needs a node which cannot hold a
-replica. A repeated request changes nothing more.
+Writes the tablet's row only; a driver carries it out. Invariant: no recorded request puts two replicas on one
+machine, leaves the tablet without a majority, or needs a node that cannot hold a replica. A repeated request
+changes nothing more.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ REPLICAS_MAX = 7
 
 
 async def place_tablet(lead: Leadership, request: pb.PlaceTabletRequest) -> ByHand:
-    """Record what an administrator asks for a tablet's replicas. Returns everything that is then
-    asked for the tablet.
+    """Record what an administrator asks for a tablet's replicas. Returns everything that is asked for the
+    tablet from then on.
 
     Raises:
-        Rejected: NOT_FOUND; INVALID_ARGUMENT or UNSAFE_CHANGE, with the reason and what would help.
+        Rejected: NOT_FOUND. INVALID_ARGUMENT or UNSAFE_CHANGE, with the reason and a remedy.
         Retryable: NOT_READY, this master has not heard enough nodes yet.
     """
     tablet_id = TabletId(id_from_pb(request.tablet_id))
@@ -76,7 +76,7 @@ def _wanted(asked: _Asked, request: pb.PlaceTabletRequest) -> ByHand:
 
 
 class _Asked:
-    """One request: the checks, and what is asked for if they pass."""
+    """One request. Each method checks it and returns what is asked for from then on."""
 
     def __init__(self, lead: Leadership, row: TabletRecord) -> None:
         self._lead = lead
@@ -104,7 +104,7 @@ class _Asked:
         )
 
     def add(self, target: str, replicas: int) -> ByHand:
-        """Ask for `replicas` replicas, one more than now; on `target` if it is given."""
+        """Ask for one replica more than now, `replicas` in all; on `target` if it is given."""
         hand = self._row.by_hand
         if replicas > REPLICAS_MAX:
             raise Rejected(f"{self._what}: {replicas} replicas; at most {REPLICAS_MAX} are possible")
@@ -127,7 +127,7 @@ class _Asked:
         )
 
     def remove(self, source: str, replicas: int) -> ByHand:
-        """Ask for `replicas` replicas, one less than now, and none on `source`."""
+        """Ask for one replica less than now, `replicas` in all, and for none on `source`."""
         hand = self._row.by_hand
         extra = replicas - self._factor
         if extra == hand.extra and source in hand.avoided:
@@ -149,7 +149,7 @@ class _Asked:
         )
 
     def _has_other_place(self) -> bool:
-        """Whether a machine is free for one more replica, apart from nodes that must not have one."""
+        """Whether a machine is free for one more replica. Nodes that must not have one do not count."""
         nodes = self._lead.catalog.nodes
         taken = {_machine(n) for m in self._members if (n := nodes.get(m)) is not None}
         avoided = self._row.by_hand.avoided
@@ -178,7 +178,10 @@ class _Asked:
         lead, name = self._lead, self._name(node_id)
         node = lead.catalog.nodes.get(NodeId(node_id))
         if node is None or node.role != "node":
-            raise Rejected(f"there is no node with the id {node_id[:8]}", code=Code.NOT_FOUND)
+            raise Rejected(
+                f"there is no node with the id {node_id[:8]}; `stele node list` shows all",
+                code=Code.NOT_FOUND,
+            )
         if node_id in self._members:
             raise Rejected(f"{self._what} has a replica on node {name} already")
         if not node.takes_replicas:

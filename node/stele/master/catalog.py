@@ -1,8 +1,9 @@
-"""The catalog in memory: the rows of the catalog tablet, decoded and indexed. Leader and followers have one.
+"""The catalog in memory: the rows of the catalog tablet, decoded and indexed. Leader and followers each have
+one.
 
 Only `applied` changes it; following.py calls that for each row and each committed change. Invariant: the
 memory is a function of the key space's content. Deleted tables and tablets stay until their rows are dropped
-(forgetting.py), but the maps by name leave them out.
+(forgetting.py). The maps by name leave them out.
 """
 
 from __future__ import annotations
@@ -42,11 +43,13 @@ CURRENT_TABLETS = ("PREPARING", "CREATING", "RUNNING")
 
 
 GONE_TABLES = ("DROPPED", "REMOVED")
-"""States of tables that have no name and serve nobody. DROPPED ones can be recalled."""
+"""States of tables that have no name and serve nobody. DROPPED tables can be recalled."""
 
 
 def _digest_of(drops: Mapping[str, str]) -> int:
-    """A 64-bit digest of these tables and the requests that dropped them, in any order; 0 if there are none."""
+    """A 64-bit digest of these tables and the requests that dropped them, independent of their order; 0 if
+    there are none.
+    """
     if not drops:
         return 0
     said = "".join(f"{table_id} {by}\n" for table_id, by in sorted(drops.items()))
@@ -54,24 +57,27 @@ def _digest_of(drops: Mapping[str, str]) -> int:
 
 
 class Catalog:
-    """All rows by id. Records are immutable, and readers must not change the maps."""
+    """All rows of the catalog, by id. Records are immutable, and readers must not change the maps."""
 
     def __init__(self, rows: Iterable[tuple[bytes, bytes]] = (), opid: OpId = OPID_NONE) -> None:
         self.cluster: ClusterRecord | None = None
         self.claim = ClaimRecord()
         self.policy: PolicyRecord | None = None
-        """None: nobody has set one."""
+        """The policy by which the leading master drives; None: nobody has set one."""
         self.tables: dict[str, TableRecord] = {}
         self.table_by_name: dict[str, TableRecord] = {}
         self.altering: dict[str, int] = {}
-        """Tables that are being altered, and the schema version that they are to have. They may be DROPPED."""
+        """Tables that are being altered, each with the schema version that it is to have. They may be
+        DROPPED.
+        """
         self.dropped: dict[str, TableRecord] = {}
         """Tables that are DROPPED."""
         self.removed: dict[str, None] = {}
         """Tables that are REMOVED."""
         self.withdrawn: dict[str, str] = {}
-        """Tables that were dropped, and by which request: DROPPED ones, and deleted ones of which nodes may still have
-        replicas."""
+        """Tables that were dropped, each with the request that dropped it: DROPPED tables, and deleted ones
+        of which nodes may still have replicas.
+        """
         self._withdrawn_digest: int | None = 0
         self.tablets: dict[str, TabletRecord] = {}
         self.tablets_of: dict[str, dict[str, None]] = {}
@@ -104,8 +110,9 @@ class Catalog:
         self._listeners.remove(listener)
 
     def applied(self, key: bytes, old: bytes | None, new: bytes | None, opid: OpId) -> None:
-        """Apply a committed change of one row; `new` None: deleted. In a batch, tablets come before their
-        table."""
+        """Apply a committed change of one row. `new` None: the row was deleted. In a batch, tablets come
+        before their table.
+        """
         del old
         self.opid = opid
         if key.startswith(TABLET_PREFIX):
@@ -209,10 +216,11 @@ class Catalog:
 
     @property
     def withdrawn_digest(self) -> int:
-        """A digest that names the `withdrawn` tables; 0 if there are none. Nodes send it back.
+        """A digest that names the `withdrawn` tables; 0 if there are none. Nodes send back the digest of the
+        list that they have.
 
-        Each drop makes a new digest. So a node that sends it back knows of this drop, not only of an earlier
-        one of the same table.
+        Each drop makes a new digest. So a node that sends back the newest one knows of this drop, not only of
+        an earlier drop of the same table.
         """
         if self._withdrawn_digest is None:
             self._withdrawn_digest = _digest_of(self.withdrawn)
@@ -227,7 +235,9 @@ class Catalog:
         found = self.tables.get(table_id) if table_id else self.table_by_name.get(name)
         if found is None:
             what = f"id {table_id[:8]}" if table_id else f"name {name!r}"
-            raise Rejected(f"there is no table with the {what}", code=Code.NOT_FOUND)
+            raise Rejected(
+                f"there is no table with the {what}; `stele table list` shows all", code=Code.NOT_FOUND
+            )
         return found
 
     def tablet(self, tablet_id: str) -> TabletRecord:

@@ -1,8 +1,9 @@
 """Chooses the number of tablets of a table that is created without partitions. Pure; used by tables.py.
 
-Nobody knows how large such a table becomes, and an unneeded tablet adds work to every round of the driver. So the
-number is small and grows with the cluster: with three replicas per tablet, each node has about one of them. The
-number of cores does not matter, since a node serves all its tablets on one event loop.
+Nobody knows how large such a table becomes, and an unneeded tablet adds work to every round of the driver. So
+the number is small and grows with the cluster. With three replicas per tablet, each node gets about one of
+the table's replicas. The number of cores does not matter, since a node serves all its tablets on one event
+loop.
 
 Invariant: on a cluster of up to five nodes the table gets one tablet, which holds all rows in key order.
 """
@@ -14,7 +15,7 @@ from stele.model.schema import Schema
 
 NODES_PER_TABLET = 3
 TABLETS_MAX = 16
-"""The most tablets that are chosen. Whoever expects a larger table names its partitions."""
+"""The most tablets that are chosen. Users who expect a larger table name its partitions."""
 
 
 def chosen_tablets(nodes: int) -> int:
@@ -23,7 +24,9 @@ def chosen_tablets(nodes: int) -> int:
 
 
 def chosen_partitioning(schema: Schema, nodes: int) -> PartitionSchema:
-    """Several tablets by the hash of the whole key; one if there are few nodes, or if the key cannot be hashed."""
+    """Partition by the hash of the whole key. There is one tablet if there are few nodes, or if the key
+    cannot be hashed.
+    """
     count = chosen_tablets(nodes)
     if count == 1:
         return PartitionSchema()
@@ -33,7 +36,7 @@ def chosen_partitioning(schema: Schema, nodes: int) -> PartitionSchema:
 
 
 def why_so_many(tablets: int, nodes: int) -> str:
-    """What was chosen and why, for people."""
+    """The chosen number and the reason for it, as text for people."""
     rule = f"no partitions were named, and the cluster has {nodes} node{'s' if nodes != 1 else ''}"
     if tablets == 1:
         return f"one tablet: {rule}; name a hash with more buckets for a large table"

@@ -48,17 +48,21 @@ from stele.rpc.proto import common_pb2, master_pb2
 
 CATALOG_NAME = "(catalog)"
 TEXT_OF_HAND_CHARS_MAX = 200
-"""The most characters of the reason for a placement by hand. Each view has the reason until its release."""
+"""The most characters of the reason for a placement by hand. Each view shows the reason until the placement
+is released.
+"""
 T = TypeVar("T")
 
 
 def written_left(row: NodeRecord) -> int:
-    """The time (ms) that a node's wanted state still lasts, by its row: masters that do not lead count no time."""
+    """The time in ms that a node's wanted state still lasts, as its row says. Masters that do not lead use
+    it, because they count no time.
+    """
     return row.left_ms
 
 
 def written_keep_left(row: TableRecord) -> int:
-    """As `written_left`, for a dropped table."""
+    """The time in ms that a dropped table can still be recalled, as its row says. See `written_left`."""
     return row.keep_ms
 
 
@@ -77,7 +81,7 @@ class Scene:
     catalog_config: Configuration
     settled: bool
     left_ms: Callable[[NodeRecord], int]
-    """How long the wanted state of a node is still to last. Only the leader counts the time."""
+    """How long the wanted state of a node still lasts. Only the leader counts the time."""
     keep_left_ms: Callable[[TableRecord], int] = written_keep_left
     """How long a dropped table can still be recalled. Only the leader counts the time."""
 
@@ -88,16 +92,18 @@ class Scene:
         return row.config
 
     def leader_of(self, row: TabletRecord) -> tuple[int, str]:
-        """(term, node) of a tablet's leader; until a replica reports one, the leader that the master
-        suggested."""
+        """(term, node) of a tablet's leader. Until a replica reports a leader, it is the one that the master
+        suggested.
+        """
         if row.tablet_id == CATALOG_TABLET_ID:
             return self.term, self.leader
         term, leader = self.liveness.leader_of(row.tablet_id)
         return (term, leader) if leader else (row.term, row.leader)
 
     def leads(self, row: TabletRecord, leader: str, term: int) -> bool:
-        """Whether the assumed leader really leads, as far as its own node reports. A hint may be old; a view
-        must not be."""
+        """Whether the assumed leader really leads, by the reports of its own node. A hint may be outdated; a
+        view must not be.
+        """
         if row.tablet_id == CATALOG_TABLET_ID:
             return bool(leader)
         own = [r.status for r in self.liveness.reports_of(row.tablet_id) if r.node_id == leader]
@@ -109,10 +115,10 @@ class Scene:
 
 
 def cluster_view(scene: Scene, cluster_id: str) -> master_pb2.GetClusterViewResponse:
-    """The whole state of the cluster, built in one step. It equals all pages put together (view_changes.py).
+    """Build the whole state of the cluster in one step. It equals all pages put together (view_changes.py).
 
     Raises:
-        Rejected: TOO_LARGE, it does not fit into a message.
+        Rejected: TOO_LARGE, the state does not fit into a message.
     """
     catalog = scene.catalog
     counts: dict[str, int] = {}
@@ -142,7 +148,7 @@ def view_head(found: master_pb2.GetClusterViewResponse, scene: Scene, cluster_id
 
 
 def view_nodes(scene: Scene, counts: Mapping[str, int]) -> list[master_pb2.NodeViewPB]:
-    """All nodes. `counts`: the replicas that configurations give to each."""
+    """All nodes. `counts`: how many replicas configurations give to each node."""
     return [_node(scene, n, counts.get(n.node_id, 0)) for n in _sorted(scene.catalog.nodes)]
 
 
@@ -161,7 +167,7 @@ def check_message(size_bytes: int) -> None:
 
 
 def policy_to_pb(policy: PolicyRecord | None, options: MasterOptions) -> master_pb2.DriverPolicyPB:
-    """The driver policy in force as a message; without a row, the defaults."""
+    """The driver policy in force as a message. If nobody has set a policy, the defaults."""
     if policy is None:
         plain = Policy()
         return master_pb2.DriverPolicyPB(
@@ -220,7 +226,7 @@ def intent_to_pb(intent: IntentRecord) -> master_pb2.IntentPB:
 
 
 def by_hand_to_pb(by_hand: ByHand) -> master_pb2.ByHandPB:
-    """What an administrator asked for a tablet, as a message."""
+    """An administrator's placement of a tablet's replicas, as a message."""
     return master_pb2.ByHandPB(
         pinned=[id_to_pb(n) for n in by_hand.pinned],
         avoided=[id_to_pb(n) for n in by_hand.avoided],
@@ -311,7 +317,9 @@ def view_tablet(scene: Scene, row: TabletRecord) -> master_pb2.TabletViewPB:
 
 
 def _shown_name(table: TableRecord | None) -> str:
-    """The name of a tablet's table in a view. Another table may have the name of a dropped one."""
+    """The name of a tablet's table in a view. A dropped table is marked, because another table may have its
+    name by now.
+    """
     if table is None:
         return CATALOG_NAME
     return f"{table.name}{DROPPED_MARK}" if table.state == "DROPPED" else table.name
@@ -319,10 +327,10 @@ def _shown_name(table: TableRecord | None) -> str:
 
 def _is_shown(scene: Scene, row: TabletRecord, config: Configuration, report: Report) -> bool:
     """Whether a view includes this report. It omits tombstones, unless the replica is a member or is to
-    become one.
+    become a member.
 
-    A tombstone stays for as long as its tablet exists. If views had all of them, each move of a replica would
-    make later views larger.
+    A tombstone stays for as long as its tablet exists. If views had all tombstones, each move of a replica
+    would make later views larger.
     """
     mine = (report.replica_id, report.node_id)
     if config.names(*mine) or report.status.data_state != common_pb2.TOMBSTONED:
@@ -338,12 +346,12 @@ def _report(scene: Scene, report: Report) -> master_pb2.ReplicaReportPB:
 
 
 def _missing(scene: Scene, row: TabletRecord, config: Configuration) -> Iterable[master_pb2.ReplicaReportPB]:
-    """Members of a configuration whose nodes are live but do not report the replica.
+    """Reports for members of a configuration that their live nodes do not report. They have no state; `error`
+    says why.
 
-    Only full reports that are old enough count. The state of each is unset; `error` says why.
-
-    A first replica that was never created counts after the time that the whole tablet had to get a leader.
-    Its node may have no room, and the driver then finds it another node.
+    Only full reports that are old enough count. A first replica that was never created counts only after the
+    time in which the tablet must get a leader. Its node may have no room, and the driver then finds it
+    another node.
     """
     if row.state != "RUNNING":
         return
@@ -369,7 +377,8 @@ def _is_reported(scene: Scene, row: TabletRecord, peer: Peer) -> bool:
 
 
 def changes_by_itself_ms(scene: Scene, row: TabletRecord) -> int | None:
-    """When the tablet's view next changes by the passing of time alone, by the clock of `Scene.now_ms`; None: never.
+    """The time at which the tablet's view next changes without an event, by the clock of `Scene.now_ms`;
+    None: never.
 
     A replica that its node does not report counts as missing after a time (`_missing`).
     """
@@ -418,8 +427,8 @@ def table_info(scene: Scene, table: TableRecord) -> master_pb2.TableInfoPB:
 def tablet_locations(scene: Scene, row: TabletRecord) -> master_pb2.TabletLocationsPB:
     """Where a tablet's replicas are, which one leads, and where their rows can be fetched.
 
-    Empty until the catalog says that the tablet is RUNNING. Until then it may be REPLACED, and clients would
-    lose writes.
+    Empty until the catalog says that the tablet is RUNNING. Until then the tablet may be REPLACED, and writes
+    to it would be lost.
     """
     _, leader = scene.leader_of(row)
     peers = scene.config(row).peers if row.state != "CREATING" else ()

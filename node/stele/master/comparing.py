@@ -1,8 +1,9 @@
-"""Records whether replicas that heals and moves made hold the same rows as another voter. Called by service.py on
-the leader.
+"""Records whether replicas made by heals and moves hold the same rows as another voter. Called by service.py
+on the leader.
 
-The batch that ends a replica's intent (driving.py) also records that the replica waits to be compared. Invariants:
-a record names only members of the configuration. It is written only under the driver's epoch in force.
+The batch that ends a replica's intent (driving.py) also records that the replica waits to be compared.
+Invariants: a record names only members of the configuration. It is written only under the driver's epoch in
+force.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ async def record_check(lead: Leadership, request: master_pb2.RecordCheckRequest)
     """Record how a replica compared with another voter. Returns the record.
 
     Raises:
-        Rejected: STALE_EPOCH; NOT_FOUND, there is no such tablet; INVALID_ARGUMENT, the request does not name two replicas;
-            CAS_FAILED, one of them is no member any more.
+        Rejected: STALE_EPOCH. NOT_FOUND, there is no such tablet. INVALID_ARGUMENT, the request does not name
+            two replicas. CAS_FAILED, one of them is no member any more.
     """
     tablet_id, told = TabletId(id_from_pb(request.tablet_id)), copy_record_from_pb(request.copy)
     what = f"comparison of replica {told.replica_id} of tablet {tablet_id[:8]}"

@@ -1,8 +1,8 @@
 """Sets how many masters the cluster has. Called by service.py on the leader.
 
-Writes the cluster's row only. A driver then brings the catalog to that many masters, one change at a time,
-as it does with the replicas of any tablet. Invariants: a number is recorded only if the masters now in service can
-reach it. Where a TabletCluster describes the cluster, only its driver sets the number, under its epoch.
+Writes the cluster's row only. A driver then brings the catalog to that many masters, one change at a time, as
+it does with the replicas of any tablet. Invariants: a number is recorded only if there are enough masters in
+service for it. Where a TabletCluster describes the cluster, only its driver sets the number, under its epoch.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ MASTER_COUNTS = (1, 3, 5)
 
 
 async def set_master_count(lead: Leadership, request: master_pb2.SetMasterCountRequest) -> int:
-    """Set the number of masters. Setting the present number changes nothing. Returns the number before.
+    """Set the number of masters. Returns the number before. Setting the present number changes nothing.
 
     Raises:
-        Rejected: INVALID_ARGUMENT, it is not one of MASTER_COUNTS, or too few masters were started for it.
-            Also INVALID_ARGUMENT, an administrator asks although a TabletCluster describes the cluster.
-            STALE_EPOCH. UNSUPPORTED_VERSION, the cluster version is not finalized: the operator of the
-            release before could still come back, and would take removed masters for lost ones.
+        Rejected: INVALID_ARGUMENT, it is not one of MASTER_COUNTS, too few masters were started for it, or an
+            administrator asks although a TabletCluster describes the cluster. STALE_EPOCH.
+            UNSUPPORTED_VERSION, the cluster version is not finalized. The operator of the release before
+            could still come back. It would take removed masters for lost ones.
         Retryable: NOT_READY, too few of the masters that are to stay answer now.
     """
     count = request.masters
@@ -82,7 +82,9 @@ def _check_growth(lead: Leadership, count: int) -> None:
 
 
 def _check_shrink(lead: Leadership, count: int) -> None:
-    """Refuse fewer masters unless that many of the present ones are heard now. Drivers remove silent ones first."""
+    """Refuse a lower number unless that many of the present masters are heard now. Drivers remove silent ones
+    first.
+    """
     peers = lead.log.committed_config.peers
     nodes = lead.catalog.nodes
     live = [

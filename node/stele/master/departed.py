@@ -4,8 +4,8 @@ leader.
 A forgotten node is RETIRED. Its row stays, because ids are never used again, but nothing waits for the node
 and no view shows it.
 
-Invariant: a node is forgotten only while it is silent and no configuration or intent names it. From that
-check on it gets no new replicas. If the leader dies halfway, the node returns to service with its next
+Invariant: a node is forgotten only while it is silent and no configuration or intent names it. Once this was
+checked, the node gets no new replicas. If the leader dies halfway, the node returns to service with its next
 heartbeat.
 """
 
@@ -26,7 +26,8 @@ async def forget_node(lead: Leadership, node_id: str, reason: str) -> None:
     already.
 
     Raises:
-        Rejected: NOT_FOUND; UNSAFE_CHANGE, it sends heartbeats, or a configuration or an intent names it.
+        Rejected: NOT_FOUND. UNSAFE_CHANGE, the node sends heartbeats, or a configuration or an intent names
+            it.
         Retryable: NOT_READY, this master has not listened for long enough to call a node silent.
     """
     async with lead.locks.hold(tables=(f"node/{node_id}",)):
@@ -53,7 +54,9 @@ async def forget_node(lead: Leadership, node_id: str, reason: str) -> None:
 def _node(lead: Leadership, node_id: str) -> NodeRecord:
     node = lead.catalog.nodes.get(NodeId(node_id))
     if node is None:
-        raise Rejected(f"there is no node with the id {node_id[:8]}", code=Code.NOT_FOUND)
+        raise Rejected(
+            f"there is no node with the id {node_id[:8]}; `stele node list` shows all", code=Code.NOT_FOUND
+        )
     return node
 
 

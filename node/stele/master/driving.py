@@ -3,10 +3,11 @@
 The caller has confirmed the leadership (Master.confirmed_lead), because some answers commit no batch, and
 only a batch would confirm it.
 
-Invariants: an order with an epoch takes effect only if that epoch is in force at the batch's place in the
-log. Intents always have an epoch; node states have one unless an administrator orders them (epoch 0).
-RegisterNode has none, since it gives the node no work. An intent ends only in the batch that records a
-committed configuration that decides it.
+Invariants:
+- An order with an epoch takes effect only if that epoch is in force at the batch's place in the log.
+- Intents always have an epoch. Node states have one unless an administrator orders them (epoch 0).
+  RegisterNode has none, since it gives the node no work.
+- An intent ends only in the batch that records the committed configuration which decides it.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ from stele.rpc.proto import master_pb2
 
 CLAIM_LOCK = "driver claim"
 UNFORMED_LOCK = "nodes that never started"
-"""The lock for registering nodes. It is held while nodes that never started are counted and one is added, so
-that a burst of requests keeps to NODES_UNFORMED_MAX."""
+"""The lock for registering nodes. It is held while nodes that never started are counted and one is added. So
+a burst of requests keeps to NODES_UNFORMED_MAX.
+"""
 
 
 async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest) -> ClaimRecord:
@@ -46,12 +48,13 @@ async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest)
 
     The present holder may take it again at once: that is the same driver after a restart. The new, higher
     epoch fences its earlier run. Another driver must wait until the claim was not renewed for its lifetime.
-    If an earlier leader granted the claim, the caller's lifetime counts. Wall clocks do not decide: an
-    earlier leader's may have been hours ahead.
+    If an earlier leader granted the claim, the lifetime that the caller gives is used. Wall clocks do not
+    decide: an earlier leader's may have been hours ahead.
 
     Raises:
         Retryable: NOT_READY while another holder's claim runs, or while the policy holds drivers back. Also
-            NOT_READY for a master where the policy forbids masters to drive: it may have read an older policy.
+            NOT_READY for a master where the policy forbids masters to drive: it may have read an older
+            policy.
         Rejected: STALE_EPOCH if the epoch to renew is not the one in force.
     """
     if not request.holder:
@@ -75,7 +78,7 @@ async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest)
                 # The message leaves out the remaining time, so that a caller that repeats the request gets
                 # the same text.
                 raise Retryable(
-                    f"{claim.holder} holds the driver claim (epoch {claim.epoch}), and it has not expired",
+                    f"{claim.holder} holds the driver claim (epoch {claim.epoch}), and it has not expired; stop that driver first, or wait",
                     code=Code.NOT_READY,
                 )
             renewed = replace(claim, holder=request.holder, epoch=claim.epoch + 1, expires_us=expires_us)
@@ -85,12 +88,12 @@ async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest)
 
 
 def forbids_masters(policy: PolicyRecord | None) -> bool:
-    """Whether masters never drive, however long no driver was heard."""
+    """Whether masters never drive, however long no driver is heard."""
     return policy is not None and not policy.drive_after_ms
 
 
 def ended_claim(claim: ClaimRecord) -> ClaimRecord:
-    """The claim once its holder has lost it: nobody has it, and its new epoch makes earlier orders stale."""
+    """The claim after its holder has lost it. Nobody holds it, and its new epoch makes earlier orders stale."""
     return replace(claim, holder="", epoch=claim.epoch + 1, expires_us=0)
 
 
@@ -101,8 +104,10 @@ def check_epoch(lead: Leadership, epoch: int) -> None:
 
 
 async def commit_order(lead: Leadership, epoch: int, batch: Sequence[KeyOperation]) -> None:
-    """Commit an order about a node under its locks. A driver's needs its epoch in force (`_commit`); an
-    administrator's (epoch 0) needs none."""
+    """Commit an order about a node under its locks.
+
+    A driver's order needs its epoch in force (`_commit`). An administrator's order (epoch 0) does not.
+    """
     if epoch:
         await _commit(lead, epoch, batch)
     else:
@@ -116,7 +121,7 @@ async def _commit(lead: Leadership, epoch: int, batch: Sequence[KeyOperation]) -
     by the same driver, the batch is proposed again.
 
     Raises:
-        Rejected: STALE_EPOCH. Else as `Leadership.commit`.
+        Rejected: STALE_EPOCH. Other errors as `Leadership.commit`.
     """
     while True:
         check_epoch(lead, epoch)
@@ -137,12 +142,12 @@ def _stale(epoch: int, claim: ClaimRecord) -> Rejected:
 
 
 async def begin_intent(lead: Leadership, request: master_pb2.BeginIntentRequest) -> IntentRecord:
-    """Record an intent and assign its replica_id, or take over an existing one (replica_id given).
+    """Record an intent and assign its replica_id. If a replica_id is given, take over the existing intent.
 
     Raises:
-        Rejected: STALE_EPOCH; NOT_FOUND; CHANGE_IN_PROGRESS, the tablet has an intent; INVALID_ARGUMENT, the target
-            cannot hold the replica.
-        Retryable: CAS_FAILED, the target's row changed meanwhile; NOT_READY, the target is not `formed` yet.
+        Rejected: STALE_EPOCH. NOT_FOUND. CHANGE_IN_PROGRESS, the tablet has an intent. INVALID_ARGUMENT, the
+            target cannot hold the replica.
+        Retryable: CAS_FAILED, the target's row changed meanwhile. NOT_READY, the target is not `formed` yet.
     """
     asked = request.intent
     tablet_id = TabletId(id_from_pb(asked.tablet_id))
@@ -224,8 +229,9 @@ def _target(lead: Leadership, asked: master_pb2.IntentPB, tablet_id: TabletId) -
 
 
 def newest_config(lead: Leadership, tablet_id: TabletId) -> Configuration:
-    """The tablet's committed configuration: the catalog tablet's from its log, another tablet's from its
-    row."""
+    """The tablet's committed configuration. For the catalog tablet it comes from its log, for others from the
+    row.
+    """
     if tablet_id == CATALOG_TABLET_ID:
         return lead.log.committed_config
     return lead.catalog.tablet(tablet_id).config
@@ -236,8 +242,8 @@ async def end_intent(lead: Leadership, request: master_pb2.EndIntentRequest) -> 
     ended.
 
     Raises:
-        Rejected: STALE_EPOCH; CAS_FAILED if no committed configuration names the replica and none was written since
-            the intent was begun or taken over.
+        Rejected: STALE_EPOCH. CAS_FAILED, no committed configuration names the replica, and none was written
+            since the intent was begun or taken over.
     """
     tablet_id = TabletId(id_from_pb(request.tablet_id))
     async with lead.locks.hold(tablets=(tablet_id,)):
@@ -275,7 +281,7 @@ async def register_node(lead: Leadership, request: master_pb2.RegisterNodeReques
     """Register a node's UUID. Returns whether the node was ever seen with a formatted volume.
 
     Raises:
-        Rejected: an unknown role, or another one than before; too many registered nodes that never started.
+        Rejected: an unknown role, or another role than before. Too many registered nodes that never started.
     """
     node_id = NodeId(id_from_pb(request.node_id))
     role = request.role or "node"
@@ -309,14 +315,15 @@ _MOVES = {
 
 
 async def set_node_state(lead: Leadership, request: master_pb2.SetNodeStateRequest) -> None:
-    """Move a node between ACTIVE, DRAINING and RETIRED. Ordering the state that it has changes nothing, with one
-    exception. If it is DRAINING because it was silent, an order to drain it makes it stay DRAINING after it returns.
+    """Move a node between ACTIVE, DRAINING and RETIRED. Ordering the state that it has changes nothing, with
+    one exception. A node that is DRAINING only because it was silent stays DRAINING after an order to drain
+    it.
 
     This call records what a driver sees; `wanted.want_node` records what somebody wants.
 
     Raises:
-        Rejected: STALE_EPOCH (epoch 0: an administrator); NOT_FOUND; UNSAFE_CHANGE, something still names the node;
-            INVALID_ARGUMENT, a driver would undo what an administrator asked for.
+        Rejected: STALE_EPOCH (epoch 0: an administrator). NOT_FOUND. UNSAFE_CHANGE, something still names the
+            node. INVALID_ARGUMENT, a driver would undo what an administrator asked for.
         Retryable: NOT_READY, a driver retires a node that has returned meanwhile.
     """
     node_id = id_from_pb(request.node_id)
@@ -329,7 +336,10 @@ async def set_node_state(lead: Leadership, request: master_pb2.SetNodeStateReque
             check_epoch(lead, request.epoch)
         node = lead.catalog.nodes.get(node_id)
         if node is None:
-            raise Rejected(f"there is no node with the id {node_id[:8]}", code=Code.NOT_FOUND)
+            raise Rejected(
+                f"there is no node with the id {node_id[:8]}; `stele node list` shows all",
+                code=Code.NOT_FOUND,
+            )
         given_up = state == "DRAINING" and request.given_up
         if node.state == state and (given_up or not node.returns):
             return
@@ -374,7 +384,7 @@ async def keep_leader(lead: Leadership, request: master_pb2.KeepLeaderRequest) -
     """Record until when drivers do not move the leader of a tablet. With 0 ms they may move it again.
 
     Raises:
-        Rejected: NOT_FOUND; INVALID_ARGUMENT, a time above KEEP_LEADER_MAX_MS.
+        Rejected: NOT_FOUND. INVALID_ARGUMENT, a time above KEEP_LEADER_MAX_MS.
     """
     tablet_id = TabletId(id_from_pb(request.tablet_id))
     if request.for_ms > bounds.KEEP_LEADER_MAX_MS:
@@ -390,7 +400,7 @@ async def keep_leader(lead: Leadership, request: master_pb2.KeepLeaderRequest) -
 
 
 def check_unnamed(lead: Leadership, node_id: str) -> None:
-    """Raise UNSAFE_CHANGE if a configuration, or an intent, names the node."""
+    """Raise UNSAFE_CHANGE if a configuration or an intent names the node."""
     names = lead.catalog.references_to(node_id)
     if lead.log.committed_config.peer_on(node_id) is not None:
         names.append("the configuration of the catalog")

@@ -4,7 +4,8 @@ Called by service.py and background.py on the leader. A DROPPED table has no nam
 tablets stay as they are, so drivers heal, move and count them as any others. Nodes refuse clients' requests
 for it. They learn of it by the answers to their heartbeats, and keep the list on their volumes.
 
-The time is counted by the leader's steady clock and written down now and then, so a new leader never shortens it.
+The leader's steady clock counts the time, and the leader writes it down now and then. So a new leader never
+shortens it.
 
 Invariant: a table is deleted by this module only while it is DROPPED, and only after its whole time.
 """
@@ -33,24 +34,25 @@ from stele.rpc.proto import master_pb2
 log = structlog.get_logger("stele.master")
 
 WAIT_MS_MAX = 2_000
-"""The longest wait for nodes. It is shorter than the timeout of one attempt of a caller."""
+"""The longest wait for nodes. It is shorter than a caller's timeout of one attempt."""
 _ASK_S = 0.02
 DELETED_AT_ONCE = 8
-"""The most tables that one sweep deletes, a batch each."""
+"""The most tables that one sweep deletes. Each takes a batch of its own."""
 WRITTEN_AT_ONCE = 64
-"""The most rows in one batch of times."""
+"""The most rows in one batch that writes down times."""
 _AT_ONCE = 64
-"""Tablets that one turn of the event loop examines."""
+"""The most tablets that one turn of the event loop examines."""
 
 
 async def drop_table(lead: Leadership, request: master_pb2.DropTableRequest) -> TableRecord:
-    """Take a table out of service and keep its tablets for a time. Returns its row. A repeated request does nothing.
+    """Take a table out of service and keep its tablets for a time. Returns its row. A repeated request does
+    nothing.
 
     Raises:
         Rejected: NOT_FOUND. INVALID_ARGUMENT, the time is too short. UNSUPPORTED_VERSION, the cluster version
             is not finalized. TOO_LARGE, too many dropped tables are kept already. CAS_FAILED, this request
-            dropped it before, and it was recalled since.
-        Retryable: NOT_READY, the table is renamed at this moment.
+            dropped the table before, and it was recalled since.
+        Retryable: NOT_READY, the table is being renamed.
     """
     wanted = lead.catalog.table(id_from_pb(request.table_id), request.name)
     where = f"drop {KINDS.get(wanted.kind, 'table')} {wanted.name!r}"
@@ -94,8 +96,8 @@ async def recall_table(lead: Leadership, request: master_pb2.RecallTableRequest)
 
     Raises:
         Rejected: NOT_FOUND, there is no such table, or it was deleted. ALREADY_PRESENT, the name is used.
-            INVALID_ARGUMENT, it is not a name, or the table is in service under another one. CAS_FAILED, this
-            request recalled it before, and it was dropped since.
+            INVALID_ARGUMENT, the text is not a name, or the table is in service under another name.
+            CAS_FAILED, this request recalled the table before, and it was dropped since.
     """
     table_id, recall_id = id_from_pb(request.table_id), id_from_pb(request.recall_id)
     wanted = lead.catalog.table(table_id)
@@ -133,8 +135,8 @@ async def set_keep_dropped(lead: Leadership, request: master_pb2.SetKeepDroppedR
     """Set how long tables dropped from now on are kept. Returns the setting before.
 
     Raises:
-        Rejected: INVALID_ARGUMENT: too short or too long.
-        Retryable: NOT_READY: the cluster is not on record yet.
+        Rejected: INVALID_ARGUMENT, the time is too short or too long.
+        Retryable: NOT_READY, the cluster is not on record yet.
     """
     _check_time("time to keep dropped tables", request.keep_ms)
     async with lead.locks.hold(tables=(CLUSTER_LOCK,)):
@@ -158,8 +160,10 @@ def _check_time(where: str, keep_ms: int) -> None:
 
 
 async def wait_for_nodes(lead: Leadership, table_id: str, wait_ms: int, *, silent: bool = True) -> list[str]:
-    """Wait until the nodes know which tables are dropped, at most WAIT_MS_MAX. Returns the names of nodes that do not
-    know it yet and may still serve this table (`_serving`). `silent`: silent nodes count, too.
+    """Wait until the nodes know which tables are dropped, at most WAIT_MS_MAX. `silent`: silent nodes count,
+    too.
+
+    Returns the names of the nodes that do not know it yet and may still serve this table (`_serving`).
 
     Raises:
         NotLeader: this master no longer leads.
@@ -192,14 +196,15 @@ def _behind(lead: Leadership) -> list[NodeRecord]:
 
 
 async def _serving(lead: Leadership, table_id: str, among: set[str]) -> set[str]:
-    """Those of these nodes that may still serve the table. Each matches one of three cases:
+    """Choose from these nodes those that may still serve the table. Each matches one of three cases:
 
     - It is live and holds a replica.
     - It led a tablet of the table when last heard.
     - It and others of these nodes are a majority of a tablet, so they may have elected a leader since.
 
     One silent node with live peers is not such a case: it hears a master before it can lead, unless the
-    leader fails just then."""
+    leader fails just then.
+    """
     alive = {n for n in among if lead.is_alive(lead.catalog.nodes[n])}
     found: set[str] = set()
     for number, row in enumerate(lead.catalog.current_tablets(table_id), 1):
@@ -214,7 +219,7 @@ async def _serving(lead: Leadership, table_id: str, among: set[str]) -> set[str]
 
 
 def _majority(row: TabletRecord, among: set[str]) -> set[str]:
-    """The tablet's voters among these nodes if they are a majority of its voters; otherwise none."""
+    """The tablet's voters among these nodes, if they are a majority of its voters; otherwise none."""
     voters: set[str] = {p.node_id for p in row.config.peers if p.member_type is not MemberType.NON_VOTER}
     chosen = voters & among
     return chosen if len(chosen) > len(voters) // 2 else set()
@@ -224,7 +229,9 @@ def _majority(row: TabletRecord, among: set[str]) -> set[str]:
 
 
 async def keep_dropped_time(lead: Leadership) -> None:
-    """Delete the dropped tables whose time is over, and write down the time left of the others now and then."""
+    """Delete the dropped tables whose time is over. Now and then write down the time that the others have
+    left.
+    """
     over: list[TableRecord] = []
     due: list[str] = []
     for table in lead.catalog.dropped.values():
@@ -251,8 +258,10 @@ def _is_over(lead: Leadership, table: TableRecord) -> bool:
 
 
 def _step_ms(keep_ms: int) -> int:
-    """How much time may pass before the time left is written down again. A new leader lengthens it by at most this
-    much. Each write costs the whole row, with its schema."""
+    """How much time may pass before the time left is written down again.
+
+    A new leader lengthens the time by at most this much. Each write costs the whole row, with its schema.
+    """
     return max(60_000, min(keep_ms // 10, 600_000))
 
 

@@ -2,11 +2,11 @@
 no clock.
 
 The existing rows are decoded slice by slice, and other tasks run between slices, so heartbeats go out in
-time. Changes that are applied meanwhile are not lost. If the row was already read, the memory changes;
-otherwise the slice that reads the row sees the change.
+time. Changes that are applied meanwhile are not lost. If the row was already read, the memory changes at
+once; otherwise the slice that reads the row sees the change.
 
-Invariant: between slices the memory equals the key space up to the last key that was read; once `complete`,
-all of it.
+Invariant: between slices the memory equals the key space up to the last key that was read. Once `complete`,
+it equals all of it.
 """
 
 from __future__ import annotations

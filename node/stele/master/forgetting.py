@@ -1,19 +1,19 @@
 """Drops the rows of deleted tablets and tables from the catalog. Called by background.py on the leader.
 
 The row of a DELETED or REPLACED tablet is the permission to delete late replicas of it. A replica whose
-tablet has no row is kept for ever. The catalog may be wrong or restored from an older copy, and the tablet
-healthy. So a row must stay as long as a replica may appear. It is dropped when all of this holds:
+tablet has no row is kept for ever. The tablet may be healthy, and the catalog wrong or restored from an older
+copy. So a row must stay as long as a replica may appear. It is dropped when all of this holds:
 
-1. The tablet has been gone for `forget_after_ms`. By then orders to create replicas have ended, and no client repeats
-   its create request.
+1. The tablet has been gone for `forget_after_ms`. By then orders to create replicas have ended, and no client
+   repeats its create request.
 2. Every formed node that is not RETIRED is alive and has sent this leader a full report. No report names a
    replica of the tablet. A silent node thus blocks all rows until it returns or is RETIRED.
 3. No intent and no order about the tablet is under way.
 
 A RETIRED node that returns with such a replica keeps it. A table's row is dropped with that of its last
-tablet; its name was free before. A table may have had no tablets when it was removed, as all its ranges were
-dropped long before. Then no tablet's row says since when the table is gone. Its row is dropped once one leader
-has known it without tablets for `forget_after_ms`. Rows of nodes stay: ids are never used again, and a RETIRED
+tablet; its name was free before. A removed table may have no tablets, because all its ranges were dropped
+long before. Then no tablet's row says since when the table is gone. Its row is dropped once one leader has
+known it without tablets for `forget_after_ms`. Rows of nodes stay: ids are never used again, and a RETIRED
 node that returns must not look new.
 
 Invariant: a row is dropped only under its lock, and only while all nodes that may hold a replica of its
@@ -47,7 +47,9 @@ class Forgetting:
         self._orders = orders
         self._next: deque[str] = deque()
         self._without_tablets: dict[str, int] = {}
-        """Removed tables without tablets, and since when this leader knows them (ms of its steady clock)."""
+        """Removed tables without tablets, and the time since when this leader knows them (ms of its steady
+        clock).
+        """
 
     async def step(self) -> None:
         """Examine some of the deleted tablets, and drop the rows that are due in one batch."""

@@ -1,10 +1,10 @@
 """Bounds the content of a heartbeat: cuts long texts, drops what cannot be parsed. Called by service.py.
 
 A heartbeat is never refused for its content, because its node would then count as lost, with all its
-replicas. What is kept goes into every cluster view, which is one message of at most 16 MiB.
+replicas. The content that is kept goes into every cluster view, which is one message of at most 16 MiB.
 
-Invariant: on return each text of the registration, each load and each status is within its bound. Identifiers are valid.
-Configurations can be parsed and have plausible numbers.
+Invariant: on return each text of the registration, each load and each status is within its bound. Identifiers
+are valid. Configurations can be parsed and have plausible numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stele.model.config import MemberType
 from stele.rpc.proto import common_pb2, master_pb2
 
 STATUSES_AT_ONCE = 128
-"""Statuses that are bounded in one step of the event loop: some 2 ms."""
+"""The most statuses that are bounded in one step of the event loop: some 2 ms."""
 _ID = 16
 _MEMBER_TYPES = frozenset(int(kind) for kind in MemberType)
 _REGISTRATION = (
@@ -83,8 +83,9 @@ def bound_registration(registration: master_pb2.NodeRegistrationPB) -> None:
 
 
 def bound_status(status: common_pb2.ReplicaStatusPB) -> None:
-    """Cut the texts of a replica's status, and drop configurations that cannot be parsed, as from a later
-    version."""
+    """Cut the texts of a replica's status. Drop configurations that cannot be parsed, for example of a later
+    version.
+    """
     if status.HasField("committed_config") and not _sound(status.committed_config):
         status.ClearField("committed_config")
     if status.HasField("pending_config") and not _sound(status.pending_config):

@@ -1,7 +1,7 @@
 """The state that only the leading master has: locks, running operations, and how a batch is committed.
 
 Made when a master leads and knows everything acknowledged before; discarded when it stops leading. Invariant:
-an operation runs until its outcome is known, also if its caller stops waiting. Only then are its locks
+an operation runs until its outcome is known, even if its caller stops waiting. Only then are its locks
 released.
 """
 
@@ -30,15 +30,18 @@ from stele.model.kvop import KeyOperation
 log = structlog.get_logger("stele.master")
 
 MASTER_HOLDER = "master/"
-"""The prefix of a claim's holder when a master drives."""
+"""How the name of a claim's holder begins when a master drives."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class MasterOptions:
-    """Times in ms. `alive_ms`: after this much silence a node gets no new replicas; it keeps those it has.
-    `disk_free_bytes_min`: a node with less gets replicas only if no other can; below 256 MiB it refuses them.
+    """Options of a master; times in ms.
+
+    `alive_ms`: after this much silence a node gets no new replicas; it keeps those it has.
+    `disk_free_bytes_min`: a node with less free disk gets replicas only if no other can take them. Below 256
+    MiB a node refuses them itself.
     """
 
     heartbeat_interval_ms: int = 1_000
@@ -61,7 +64,7 @@ class MasterOptions:
 
 @dataclass(slots=True)
 class Leadership:
-    """One term as leader."""
+    """The state of one term as leader."""
 
     term: int
     log: CatalogLog
@@ -77,20 +80,28 @@ class Leadership:
     """Tablets that the background must examine, oldest first."""
     ended: bool = False
     claim_seen_ms: int = field(init=False)
-    """When this leader last granted the driver's claim. A claim from an earlier leader counts as granted
-    at the start."""
+    """When this leader last granted the driver's claim. A claim from an earlier leader counts as granted when
+    this leader began.
+    """
     claim_ttl_ms: int | None = None
     """How long the claim lasts after `claim_seen_ms`. None: an earlier leader granted it, and only that
-    leader knew."""
+    leader knew its lifetime.
+    """
     wanted_since_ms: dict[str, int] = field(default_factory=dict)
-    """When this leader wrote the `left_ms` of a node's row. For other rows it counts from its own start, so a
-    new leader never shortens a time."""
+    """By node: when this leader wrote the `left_ms` of its row. Other rows count from this leader's own
+    start, so a new leader never shortens a time.
+    """
     kept_until_ms: dict[str, int] = field(default_factory=dict)
-    """Until when, on this leader's steady clock, a dropped table is kept. A `keep_ms` that is written
-    meanwhile does not change it. So a write with an unknown outcome shortens no time."""
+    """By dropped table: until when it is kept, on this leader's steady clock.
+
+    A `keep_ms` that is written meanwhile does not change this. So a write with an unknown outcome shortens no
+    time.
+    """
     began_ms: int = field(init=False)
     driver_heard_ms: int = field(init=False)
-    """When a driver other than this master was last heard; at the earliest when this master began to lead."""
+    """When a driver other than this master was last heard. If none was, the time when this master began to
+    lead.
+    """
     full: bool = False
     """Whether this pass of the background skipped work because the catalog is full."""
     _running: ShieldedTasks = field(default_factory=ShieldedTasks)
@@ -99,7 +110,7 @@ class Leadership:
         self.claim_seen_ms = self.began_ms = self.driver_heard_ms = self.now_ms()
 
     def hear_driver(self, holder: str) -> None:
-        """Record that a driver is at work. A master that drives does not count as one."""
+        """Record that a driver is at work. A driving master does not count."""
         if holder and not holder.startswith(MASTER_HOLDER):
             self.driver_heard_ms = self.now_ms()
 
@@ -108,11 +119,11 @@ class Leadership:
         return await self._running.run(operation)
 
     async def commit(self, operations: Sequence[KeyOperation]) -> None:
-        """Replicate one batch; on return it is in memory. The caller holds the locks of the rows that it
-        changes.
+        """Replicate one batch. On return it is in memory. The caller holds the locks of the rows that the
+        batch changes.
 
         Raises:
-            As `CatalogLog.propose`.
+            SteleError: as `CatalogLog.propose`.
         """
         self.check()
         try:
@@ -135,8 +146,9 @@ class Leadership:
         return not growth or space.held_bytes + growth <= space.bytes_max * quarters // 4
 
     def fitting(self, changes: Sequence[KeyOperation]) -> list[KeyOperation]:
-        """The changes for which the catalog has room: all, unless it is full. Each change must be of a
-        different row."""
+        """The changes for which the catalog has room: all of them, unless it is full. Each must change a
+        different row.
+        """
         found = list(changes)
         if not self.has_room(found):
             found = []
@@ -163,8 +175,9 @@ class Leadership:
 
     @property
     def settled(self) -> bool:
-        """Whether all live nodes have had time for a heartbeat: 1.5 heartbeat intervals, or until all
-        expected were heard."""
+        """Whether all live nodes have had time for a heartbeat: 1.5 heartbeat intervals, or less if all
+        expected nodes were heard.
+        """
         if self.now_ms() - self.liveness.began_ms >= self.options.heartbeat_interval_ms * 3 // 2:
             return True
         expected = [n.node_id for n in self.catalog.nodes.values() if n.formed and n.state != "RETIRED"]
@@ -185,7 +198,7 @@ class Leadership:
         return self.liveness.age_ms(node.node_id, self.now_ms()) <= self.options.alive_ms
 
     def left_ms(self, node: NodeRecord) -> int:
-        """How long the wanted state of a node is still to last; 0: without end, or it is over."""
+        """How long the wanted state of a node still lasts. 0: it has no end, or its time is over."""
         since_ms = self.wanted_since_ms.get(node.node_id, self.began_ms)
         return max(0, node.left_ms - (self.now_ms() - since_ms)) if node.left_ms else 0
 
@@ -195,11 +208,11 @@ class Leadership:
         return max(0, until_ms - self.now_ms())
 
     def candidates(self) -> list[Candidate]:
-        """Live nodes that take replicas and are `formed`, with the number of replicas that configurations give them,
-        and of tablets that they lead.
+        """Live nodes that take replicas and are `formed`. Each has the number of replicas that configurations
+        give it, and of tablets that it leads.
 
-        A node that is not `formed` is left out. If its volume were lost, it would be formatted again under
-        the same id, without its votes.
+        A node that is not `formed` is left out. If its volume were lost, the volume would be formatted again
+        under the same id, without the node's votes.
         """
         counts, leads = self.catalog.replicas, self.catalog.leads
         return [
@@ -225,6 +238,8 @@ class Leadership:
         }
 
     def end(self) -> None:
-        """Stop leading: no operation begins any more. A running one ends with the error of its proposal."""
+        """Stop leading: no operation begins any more. A running operation ends with the error of its
+        proposal.
+        """
         self.ended = True
         self.wake.set()

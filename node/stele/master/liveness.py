@@ -27,7 +27,7 @@ from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.proto import common_pb2, master_pb2
 
 STALL_MS = 3_000
-"""A master that stood still for this long heard nobody meanwhile, so it starts to count silence again."""
+"""A master that stood still for this long heard nobody meanwhile. So it starts to count silence anew."""
 
 RECORD_MS = 60_000
 """How often a node's durable log position is written to the catalog. It matters only if all masters
@@ -38,7 +38,8 @@ restart."""
 class Report:
     """The newest status of a replica, and the time (ms) at which this master received it.
 
-    It is kept as bytes: a message would hold the memory of all others that came with it, and take twice as much.
+    It is kept as bytes. A message would take twice as much, and hold the memory of all others that came with
+    it.
     """
 
     node_id: str
@@ -67,15 +68,18 @@ class LastStart(NamedTuple):
 class NodeLife:
     """One node as this master hears it.
 
-    `heard`: it was heard since this master took its present role. `full`: it has reported all its replicas since
-    it started. `tablets`: those of which this master has its reports. `load`: requests of clients per second at
-    its leaders; None: it does not count them. `dropped_digest`: names the dropped tables that it serves to nobody.
-    `wall_base_us`: its wall clock minus this master's monotonic clock. `wall_ahead_us`: how far its clock is ahead
-    of most clocks, by its own report.
-
-    `last_start`: its newest vetted start. `registered`: the value of `last_start` to write into the catalog, taken
-    at each registration and every RECORD_MS. `proven`: a process at the start's address has confirmed it
-    (starts.py). Claims of an unproven start are not used to judge other starts.
+    - `heard`: it was heard since this master took its present role.
+    - `full`: it has reported all its replicas since it started.
+    - `tablets`: the tablets of which this master has reports of this node.
+    - `load`: requests of clients per second at its leaders; None: it does not count them.
+    - `dropped_digest`: names the list of dropped tables that it serves to nobody.
+    - `wall_base_us`: its wall clock minus this master's monotonic clock.
+    - `wall_ahead_us`: how far its clock is ahead of most clocks, by its own report.
+    - `last_start`: its newest vetted start.
+    - `registered`: the value of `last_start` to write into the catalog, taken at each registration and every
+      RECORD_MS.
+    - `proven`: a process at the start's address has confirmed it (starts.py). Claims of an unproven start are
+      not used to judge other starts.
     """
 
     node_id: str
@@ -107,8 +111,8 @@ def refuse_older(request: master_pb2.TSHeartbeatRequest, last: LastStart) -> Non
     """Refuse a node on an older copy of its volume, which lacks votes and acknowledged rows.
 
     Raises:
-        Rejected: STALE_INCARNATION, there was a later start; VOLUME_OLD, another start had the same incarnation, or the
-            log ends too early.
+        Rejected: STALE_INCARNATION, there was a later start. VOLUME_OLD, another start had the same
+            incarnation, or the log ends too early.
     """
     if request.start == last.start:
         return
@@ -147,8 +151,9 @@ def _refuse_earlier(request: master_pb2.TSHeartbeatRequest, incarnation: int) ->
 
 
 def _note(life: NodeLife, request: master_pb2.TSHeartbeatRequest, now_ms: int) -> None:
-    """Record a vetted and proven start, by which later ones are judged. Unproven ones may be older copies or
-    forged."""
+    """Record a vetted and proven start, by which later starts are judged. Unproven starts may be older copies
+    or forged.
+    """
     synced = request.log_synced
     if life.last_start is not None and life.last_start.start == request.start:
         synced = max(synced, life.last_start.log_synced)  # a heartbeat may come late
@@ -168,19 +173,23 @@ def _place(place: int) -> str:
 
 
 def is_given_up(status: common_pb2.ReplicaStatusPB, incarnation: int) -> bool:
-    """Whether a recovery gave this replica up. False while it is being copied: it does not know its incarnation yet."""
+    """Whether a recovery gave this replica up. False while the replica is being copied, since it does not
+    know its incarnation yet.
+    """
     given_up = is_other_history(status.tablet_incarnation, incarnation)
     return given_up and status.data_state != common_pb2.COPYING
 
 
 REPORTS_AT_ONCE = 256
-"""Reports that are merged in one step of the event loop: some 3 ms."""
+"""The most reports that are merged in one step of the event loop: some 3 ms."""
 
 
 class Liveness:
-    """All nodes heard by this master. `began_ms`: when it took its present role, leader or follower.
-    `adopted`: its volume is a copy, so the addresses in its catalog may be those of the original cluster's
-    nodes."""
+    """All nodes that this master hears.
+
+    `began_ms`: when it took its present role, leader or follower. `adopted`: its volume is a copy, so the
+    addresses in its catalog may be those of the original cluster's nodes.
+    """
 
     def __init__(self, now_ms: int, *, adopted: bool = False) -> None:
         self.began_ms = now_ms
@@ -192,7 +201,7 @@ class Liveness:
         self.on_report: Callable[[str], None] | None = None
         """Called with a tablet's id after a report of one of its replicas came or went."""
         self._by_tablet: dict[str, tuple[Report, ...]] = {}
-        """Sorted by node and replica_id."""
+        """By tablet: its reports, sorted by node and replica_id."""
         self._begun = 0
         """How often this master began to lead."""
         self._incarnation_of: Callable[[str], int] = lambda tablet_id: 0
@@ -200,8 +209,8 @@ class Liveness:
     def awake(self, now_ms: int) -> None:
         """Record that this process runs; called at least once a second.
 
-        After a stall (process stopped, machine suspended) this master has heard nobody, so it starts to count
-        silence again.
+        After a stall (process stopped, machine suspended) this master has heard nobody. So it starts to count
+        silence anew.
         """
         if now_ms - self._awake_ms > STALL_MS:
             self._begin(now_ms)
@@ -213,8 +222,11 @@ class Liveness:
             life.heard = False
 
     def begin_leading(self, now_ms: int, incarnation_of: Callable[[str], int] = lambda tablet_id: 0) -> None:
-        """Forget all reports, because nodes may have cleared changes that another leader acknowledged.
-        Silence counts from now. `incarnation_of`: of a tablet, as the catalog has it."""
+        """Forget all reports, because nodes no longer send changes that another leader acknowledged. Silence
+        counts from now.
+
+        `incarnation_of`: gives the incarnation of a tablet, as the catalog has it.
+        """
         self._incarnation_of = incarnation_of
         self._begin(now_ms)
         self._begun += 1
@@ -231,7 +243,7 @@ class Liveness:
         """Record that a node is alive. The number of nodes that are not `on_record` is bounded.
 
         Raises:
-            Rejected: as refuse_older; then the node counts as silent.
+            Rejected: as `refuse_older`. The node then counts as silent.
             Retryable: THROTTLED, there are too many unregistered nodes.
         """
         self.awake(now_ms)
@@ -243,7 +255,8 @@ class Liveness:
             _refuse_earlier(request, known.incarnation)
         elif not on_record and len(self.nodes) >= bounds.NODES_HEARD_MAX:
             raise Retryable(
-                f"this master hears {len(self.nodes)} nodes already, the most it can", code=Code.THROTTLED
+                f"this master hears {len(self.nodes)} nodes already, the most it can; stop nodes that do not belong to this cluster",
+                code=Code.THROTTLED,
             )
         life = known or self.nodes.setdefault(node_id, NodeLife(node_id))
         if (request.incarnation, request.start) != (life.incarnation, life.start):
@@ -270,7 +283,7 @@ class Liveness:
         life.heard, life.registration, life.proven = False, None, False
 
     def forget_strangers(self, known: Container[str]) -> None:
-        """Forget nodes that are not in the catalog; they were heard before this master led."""
+        """Forget nodes that are not in the catalog. They were heard before this master led."""
         for node_id in [n for n in self.nodes if n not in known]:
             self._forget_reports(self.nodes[node_id])
             del self.nodes[node_id]
@@ -278,13 +291,13 @@ class Liveness:
     async def merge(self, request: master_pb2.TSHeartbeatRequest, now_ms: int) -> list[str]:
         """Merge a heartbeat's report. Returns the ids of the tablets whose reports changed.
 
-        An incremental report without a full one before it, or a late one, changes nothing. Then `full`
-        becomes false, and the answer must ask for a full report. A large report is merged with pauses. The
-        same holds if the node started anew in a pause, or this master began to lead: the rest of the report
-        is outdated then.
+        An incremental report that is late, or comes before a full one, changes nothing. Then `full` becomes
+        false, and the answer must ask for a full report. A large report is merged with pauses. In a pause the
+        node may start anew, or this master may begin to lead. Then the rest of the report is outdated and
+        changes nothing.
 
-        A merge that has begun goes on to its end, also if the node no longer waits for the answer. The node's
-        next report waits for it. So each full report counts, however slow this master is.
+        A merge that has begun goes on to its end, even if the node no longer waits for the answer. The node's
+        next report waits for the merge. So each full report counts, however slow this master is.
         """
         if not request.has_report:
             return []
@@ -300,7 +313,7 @@ class Liveness:
         return await asyncio.shield(merge)
 
     def _now_of(self, life: NodeLife) -> tuple[int, int, int]:
-        """What a report belongs to: this leadership, and this start of the node."""
+        """Identifies this leadership and this start of the node, to which a report belongs."""
         return self._begun, life.incarnation, life.start
 
     async def _merge(
@@ -348,7 +361,7 @@ class Liveness:
             self.on_report(tablet_id)
 
     def _put(self, life: NodeLife, tablet_id: str, fresh: dict[int, Report], *, all_of_it: bool) -> None:
-        """Replace a node's reports of a tablet: those of these replicas, or `all_of_it`."""
+        """Replace a node's reports of a tablet: those of the given replicas, or `all_of_it`."""
         kept = [
             r
             for r in self._by_tablet.get(tablet_id, ())
@@ -372,8 +385,9 @@ class Liveness:
     # --- questions ---
 
     def age_ms(self, node_id: str, now_ms: int) -> int:
-        """How long ago the node was heard. At most the time since this master took its role: before that it
-        may not have listened."""
+        """How long ago the node was heard. At most the time since this master took its role, because before
+        that it may not have listened.
+        """
         life = self.nodes.get(node_id)
         heard = life.heard_ms if life is not None else 0
         return max(0, now_ms - max(heard, self.began_ms))
@@ -401,13 +415,14 @@ class Liveness:
         return agreed(list(bases.values())) if len(bases) > 1 else None
 
     def reports_of(self, tablet_id: str) -> list[Report]:
-        """The newest reports of a tablet's replicas, by node and replica_id. Those that a recovery gave up are
-        left out."""
+        """The newest reports of a tablet's replicas, by node and replica_id. Leaves out replicas that a
+        recovery gave up.
+        """
         found, lowest = self.all_reports_of(tablet_id), self._incarnation_of(tablet_id)
         return [r for r in found if not is_given_up(r.status, lowest)] if lowest else found
 
     def all_reports_of(self, tablet_id: str) -> list[Report]:
-        """As `reports_of`, with those that a recovery gave up."""
+        """As `reports_of`, but with the replicas that a recovery gave up."""
         return list(self._by_tablet.get(tablet_id, ()))
 
     def disk_free(self, node_id: str) -> int | None:
@@ -463,7 +478,7 @@ class Liveness:
         return "" if self._adopted else peer.address
 
     def addresses(self) -> tuple[list[master_pb2.NodeAddressPB], int]:
-        """The address of each node that registered since this master leads, and a digest of the list."""
+        """The address of each node that registered since this master leads, and a digest of this list."""
         found = [
             master_pb2.NodeAddressPB(
                 node_id=id_to_pb(node_id), address=life.registration.address, incarnation=life.incarnation
@@ -475,5 +490,5 @@ class Liveness:
         return found, int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "big")
 
     def all_full(self, node_ids: Iterable[str]) -> bool:
-        """Whether each of these nodes has given a full report."""
+        """Whether each of these nodes has sent a full report."""
         return all((life := self.nodes.get(n)) is not None and life.full for n in node_ids)

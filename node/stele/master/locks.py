@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 
 class Locks:
-    """Locks that are created on demand, and dropped when nobody holds or awaits them."""
+    """Locks that are created on demand. A lock is dropped when nobody holds or awaits it."""
 
     def __init__(self) -> None:
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}

@@ -2,7 +2,7 @@
 server.py use it.
 
 Invariant: a new leader answers nothing from memory before a read barrier has passed. Its memory must hold the
-whole key space as of that barrier.
+whole key space up to that barrier.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def monotonic_ms() -> int:
 
 
 class Master:
-    """One per master process. `start` before use, `stop` at the end."""
+    """The master of a process. Call `start` before use, `stop` at the end."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Master:
         self.liveness = Liveness(now_ms(), adopted=adopted)
         self.lead: Leadership | None = None
         self.view_changes: ViewChanges | None = None
-        """What changed of the view, under the present leadership. None while this master does not lead."""
+        """The changes of the view under the present leadership. None while this master does not lead."""
         self.starts = Starts(pool, lambda: self.liveness, now_ms, self.options.alive_ms)
         self._pool = pool
         self._on_failure = on_failure
@@ -99,7 +99,8 @@ class Master:
         self.log.on_role_change(self._changed.set)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """End the process if the task ended before `stop`: it must not run without its master.
+        """End the process if the master's task ended before `stop`: the process must not run without its
+        master.
 
         The causes are rows of a later version, and bugs.
         """
@@ -193,7 +194,7 @@ class Master:
         return self.log.is_leader and self.log.term == term and self._follows()
 
     def _follows(self) -> bool:
-        """Whether the catalog in memory follows the key space that the log has now."""
+        """Whether the catalog in memory follows the key space that the catalog's replica has now."""
         following = self._following
         return following is not None and following.complete and following.key_space is self.log.key_space
 
@@ -210,7 +211,11 @@ class Master:
 
     @property
     def catalog(self) -> Catalog:
-        """The catalog as this master knows it, leader or not. Raises NOT_READY until it has read all rows."""
+        """The catalog as this master knows it, leader or not.
+
+        Raises:
+            Retryable: NOT_READY, it has not read all rows yet.
+        """
         if self._following is None or not self._follows():
             self._changed.set()
             raise Retryable("this master does not hold the catalog yet; ask another", code=Code.NOT_READY)
@@ -236,11 +241,11 @@ class Master:
         """The leadership in force, confirmed by a read barrier (ReadIndex). Everything acknowledged before is
         in memory.
 
-        Needed for answers that propose nothing: a leader that was replaced and does not know it would answer
-        from old rows.
+        Answers that propose nothing need it. A leader that was replaced without knowing it would answer from
+        old rows.
 
         Raises:
-            As `require_lead`, and NO_QUORUM or TIMED_OUT.
+            SteleError: as `require_lead`, and NO_QUORUM or TIMED_OUT.
         """
         lead = self.require_lead()
         await lead.log.read_barrier()
@@ -248,8 +253,9 @@ class Master:
         return lead
 
     def tell_clocks(self, answer: master_pb2.TSHeartbeatResponse) -> None:
-        """Add to an answer the time that most clocks agree on: those of nodes that this master hears, and
-        its own."""
+        """Add to an answer the time on which most clocks agree: the clocks of the nodes that this master
+        hears, and its own.
+        """
         clock_us, wall = monotonic_us(), self.wall_us()
         answer.clock_id, answer.clock_us, answer.wall_us = self.liveness.clock_id, clock_us, wall
         agreed_us = self.liveness.wall_agreed(
@@ -259,7 +265,7 @@ class Master:
             answer.wall_agreed_us = clock_us + agreed_us
 
     def scene(self) -> Scene:
-        """The sources of an answer, as of now."""
+        """The sources of an answer at this moment."""
         self.liveness.awake(self.now_ms())
         lead = self.lead
         return Scene(
@@ -285,7 +291,9 @@ def _look(lead: Leadership, key: bytes) -> None:
 
 
 def first_rows(cluster_id: str, config: Configuration, now_us: int) -> list[KeyOperation]:
-    """The first batch of a new cluster: the cluster, its catalog tablet, its first masters."""
+    """The first batch of a new cluster: the rows of the cluster, of its catalog tablet and of its first
+    masters.
+    """
     peers = config.peers
     catalog = TabletRecord(
         CATALOG_TABLET_ID,

@@ -1,7 +1,7 @@
 """Updates node rows from the registrations in heartbeats. Called by background.py and service.py on the
 leader.
 
-Invariant: only RegisterNode creates a row, so a heartbeat under an unknown id leaves nothing. A node's first
+Invariant: only RegisterNode creates a row, so a heartbeat under an unknown id writes nothing. A node's first
 heartbeat makes it `formed` for ever.
 """
 
@@ -24,7 +24,7 @@ NODES_AT_ONCE = 256
 
 
 async def record_registrations(lead: Leadership) -> None:
-    """Write the rows of nodes whose registration differs from them, in one batch."""
+    """Write, in one batch, the rows of nodes whose registration differs from the row."""
     due = [n for n, life in lead.liveness.nodes.items() if _wanted(lead, life) is not None][:NODES_AT_ONCE]
     if due:
         await lead.do(_record(lead, due))

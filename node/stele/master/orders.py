@@ -3,8 +3,9 @@ delete it. Repeated until a report shows that the order was done.
 
 Called by background.py. Remembers only which orders are under way, and when recent ones were sent. Each node
 has its own queue, with at most one order for each replica. Invariant: a replica is removed in three cases
-only. Its tablet is deleted. Or a newer committed configuration omits it, and no intent names it. Or it is of
-a lower incarnation than one whose survivor leads. Replicas of unknown tablets are kept.
+only. Its tablet is deleted. Or a newer committed configuration omits it, and no intent names it. Or the
+tablet was recovered as a higher incarnation, and the survivor leads in it. Replicas of unknown tablets are
+kept.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ log = structlog.get_logger("stele.master")
 
 ORDERS_AT_ONCE = 32
 ORDERS_PER_NODE = 4
-"""The most calls at once to one node. Fewer than the total, so that a node that does not answer cannot take
-all of them."""
+"""The most calls at once to one node. It is below the total, so that a node that does not answer cannot take
+up all calls.
+"""
 ORDER_TIMEOUT_S = 10.0
 WHICHEVER_REPLICA = 0
 """The replica_id in an order that means any replica of the tablet on the node."""
@@ -52,7 +54,7 @@ Fate = Literal["keep", "tombstone", "delete"]
 
 
 class Order(NamedTuple):
-    """`what`: create, alter, recover, tombstone or delete."""
+    """An order to a node. `what`: create, alter, recover, tombstone or delete."""
 
     what: str
     node_id: str
@@ -60,7 +62,7 @@ class Order(NamedTuple):
 
 
 def fate_of(lead: Leadership, row: TabletRecord | None, report: Report) -> Fate:
-    """What to do with a reported replica. It decides when a replica is removed, by the module's invariant."""
+    """Decide what to do with a reported replica, by the module's invariant."""
     status = report.status
     if row is None:
         return "keep"
@@ -102,8 +104,9 @@ def survivor_waits(lead: Leadership, row: TabletRecord) -> bool:
 
 
 def _being_added(lead: Leadership, row: TabletRecord, report: Report) -> bool:
-    """Whether the leader has proposed a configuration with this replica. An administrator's change has no
-    intent."""
+    """Whether the leader has proposed a configuration with this replica. A change by an administrator has no
+    intent.
+    """
     _, leader = lead.liveness.leader_of(row.tablet_id)
     return any(
         (peer.replica_id, id_from_pb(peer.node_id)) == (report.replica_id, report.node_id)
@@ -139,8 +142,10 @@ class Orders:
             del self._sent_ms[key]
 
     def consider(self, row: TabletRecord) -> bool:
-        """Send the orders that are due for one tablet. Returns whether any are due; those
-        that were sent lately still count."""
+        """Send the orders that are due for one tablet.
+
+        Returns whether any are due, including those that were sent lately.
+        """
         due = list(self._due(row))
         for order in due:
             self._send(row, order)

@@ -16,8 +16,9 @@ from stele.model.schema import REPLICATION_FACTORS
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A live ACTIVE node that is formed. `machine` is never empty: it defaults to the node's id. `full`:
-    its disk has little room for another replica. `leads`: the tablets that it leads."""
+    """A live ACTIVE node that is formed. `machine` is never empty: it defaults to the node's id. `full`: its
+    disk has little room for another replica. `leads`: how many tablets it leads.
+    """
 
     node_id: NodeId
     machine: str
@@ -28,7 +29,7 @@ class Candidate:
 
 
 class Placement:
-    """Chooses for several tablets in a row, and counts its choices. Ties go to the smaller id."""
+    """Chooses nodes for several tablets in a row, and counts its choices. Ties go to the smaller id."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self._candidates = sorted(candidates, key=lambda c: c.node_id)
@@ -44,15 +45,15 @@ class Placement:
         return len({c.machine for c in self._candidates})
 
     def choose(self, replication_factor: int) -> list[NodeId]:
-        """Nodes for one tablet, the suggested leader first.
+        """Choose nodes for one tablet, the suggested leader first.
 
         Each further replica goes to the zone with the fewest replicas of this tablet, and there to the node
-        with the fewest replicas. Of several such nodes it is the one whose machine has the fewest. A full node is used
-        only if no other is left. The suggested leader is the one that leads least: else the drivers would move thousands
-        of leaders after many tables were created.
+        with the fewest replicas. Of several such nodes it is the one whose machine has the fewest. A full
+        node is used only if no other is left. The suggested leader is the node that leads least. Otherwise
+        drivers would move thousands of leaders after many tables were created.
 
         Raises:
-            Retryable: NOT_READY if there are too few machines now.
+            Retryable: NOT_READY, there are too few machines now.
         """
         chosen: list[Candidate] = []
         for _ in range(replication_factor):
@@ -61,7 +62,7 @@ class Placement:
             free = [c for c in self._candidates if c.machine not in taken]
             if not free:
                 raise Retryable(
-                    f"{self.machines} machines have a live ACTIVE node, but {replication_factor} are needed",
+                    f"{self.machines} machines have a live ACTIVE node, but {replication_factor} are needed; add or start nodes",
                     code=Code.NOT_READY,
                 )
             chosen.append(min(free, key=lambda c: (c.full, zones[c.zone], *self._load(c), c.node_id)))
@@ -80,11 +81,11 @@ class Placement:
 def check_replication_factor(replication_factor: int, live: int, active: int) -> None:
     """Refuse a replication factor that no placement can satisfy.
 
-    `live`: machines with live ACTIVE nodes; `active`: machines with any ACTIVE nodes.
+    `live`: machines with live ACTIVE nodes. `active`: machines with any ACTIVE nodes.
 
     Raises:
-        Rejected: INVALID_ARGUMENT, it is not one of REPLICATION_FACTORS, or larger than the number of machines
-            with nodes.
+        Rejected: INVALID_ARGUMENT, it is not one of REPLICATION_FACTORS, or larger than the number of
+            machines with nodes.
         Retryable: NOT_READY, there are enough machines but too few of them answer now.
     """
     if replication_factor not in REPLICATION_FACTORS:
@@ -93,8 +94,10 @@ def check_replication_factor(replication_factor: int, live: int, active: int) ->
 
 
 def check_machines(what: str, replicas: int, live: int, active: int) -> None:
-    """Refuse more replicas than machines. `what`: the beginning of the message. `live`, `active` and what it raises:
-    as `check_replication_factor`."""
+    """Refuse more replicas than machines. `what`: the beginning of the message.
+
+    `live`, `active` and the errors: as `check_replication_factor`.
+    """
     if replicas > active:
         raise Rejected(
             f"{what}: only {active} machines have ACTIVE nodes, and each replica needs its own; add nodes or choose a "

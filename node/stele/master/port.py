@@ -20,7 +20,7 @@ class CatalogLog(Protocol):
 
     @property
     def key_space(self) -> KeySpace | None:
-        """The applied state; None while there are no rows. A new object after a copy was installed."""
+        """The applied state; None while there are no rows. After a copy was installed it is a new object."""
 
     @property
     def is_leader(self) -> bool:
@@ -32,27 +32,29 @@ class CatalogLog(Protocol):
 
     @property
     def leader_node(self) -> str:
-        """The node that leads, as far as known; "" if none."""
+        """The node that leads, as far as known; "" if none is known."""
 
     async def fresh(self, max_age_ms: int) -> bool:
-        """Whether a follower has applied all that was acknowledged until this long ago. It asks its leader if it must."""
+        """Whether a follower has applied all that was acknowledged until this long ago. If needed, it asks
+        its leader.
+        """
 
     @property
     def committed_config(self) -> Configuration:
         """The newest configuration known committed here."""
 
     async def propose(self, operations: Sequence[KeyOperation]) -> None:
-        """Replicate one batch; on return it is committed and applied here.
+        """Replicate one batch. On return it is committed and applied here.
 
         Raises:
-            Rejected: ALREADY_PRESENT or CAS_FAILED; it was applied without effect. TOO_LARGE: the catalog has no room for
-                it, and it was not proposed.
+            Rejected: ALREADY_PRESENT or CAS_FAILED, the batch was applied without effect. TOO_LARGE, the
+                catalog has no room for the batch, and it was not proposed.
             Retryable: NOT_LEADER, NO_QUORUM, NOT_READY, THROTTLED, DISK_FULL: it was not proposed.
                 UNKNOWN_OUTCOME: it may still be committed; this replica no longer leads.
         """
 
     async def read_barrier(self) -> None:
-        """On return everything acknowledged before the call, anywhere, is applied here (ReadIndex).
+        """Return once everything acknowledged before the call, anywhere, is applied here (ReadIndex).
 
         Raises:
             Retryable: NOT_LEADER, NO_QUORUM, TIMED_OUT.
@@ -68,7 +70,7 @@ def put(record: Row) -> KeyOperation:
 
 
 def insert(record: Row) -> KeyOperation:
-    """Write a record's row; the batch fails with ALREADY_PRESENT if there is one."""
+    """Write a record's row. The batch fails with ALREADY_PRESENT if the row exists."""
     return KeyOperation(KeyOp.INSERT, key_of(record), encode(record))
 
 
@@ -78,7 +80,7 @@ def swap(old: Row, new: Row) -> KeyOperation:
 
 
 def unchanged(record: Row) -> KeyOperation:
-    """The batch fails with CAS_FAILED unless the row still holds this."""
+    """Make the batch fail with CAS_FAILED unless the row still holds this."""
     return KeyOperation(KeyOp.CHECK, key_of(record), expected=stored(record))
 
 

@@ -35,14 +35,15 @@ NO_CONFIGURATION = Configuration(-1, ())
 TABLET_STATES = ("PREPARING", "CREATING", "RUNNING", "REPLACED", "DELETED")
 
 GIVEN_UP_BEFORE = "declared lost, and silent"
-"""The reason that drivers gave in the version before. Its rows have no `given_up`, so this text tells why
-a node drains."""
+"""The reason that drivers of the version before gave for nodes that they gave up. Rows of that version have
+no `given_up`, so this text tells why a node drains.
+"""
 
 ADMINISTRATOR, DRIVER = "administrator", "driver"
 KEPT = ("PARKED", "FENCED")
-"""Wanted states in which a node keeps its replicas though it does not serve. They have an end."""
-"""Who asked for a node's wanted state: an order without a driver's epoch (an administrator), or one with
-it."""
+"""Wanted states in which a node keeps its replicas though it does not serve. These states end after a time.
+"""
+"""Who asked for a node's wanted state: an administrator, whose order has no driver's epoch, or a driver."""
 
 TABLE_PREFIX = b"table/"
 TABLET_PREFIX = b"tablet/"
@@ -60,15 +61,19 @@ class Row:
 
     surplus: tuple[Any, ...] = field(default=(), compare=False, repr=False, kw_only=True)
     stored: bytes | None = field(default=None, init=False, compare=False, repr=False)
-    """The bytes that this record was decoded from (not a copy). None if it was not decoded, also after
-    `replace`."""
+    """The bytes that this record was decoded from (not a copy). None if the record was not decoded, also
+    after `replace`.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterRecord(Row):
-    """The cluster; there is one. `cluster_version`: the finalized one (versions.py). It is also the version byte of
-    the row, so a master of a release that does not know this version ends. `keep_dropped_ms`: how long dropped
-    tables can be recalled, unless their drop says otherwise."""
+    """The cluster; there is one such record.
+
+    `cluster_version`: the finalized one (versions.py). It is also the version byte of the row. So a master of
+    a release that does not know this version ends. `keep_dropped_ms`: how long dropped tables can be
+    recalled, unless their drop gives another time.
+    """
 
     cluster_id: str
     cluster_version: int
@@ -78,18 +83,20 @@ class ClusterRecord(Row):
 
 @dataclass(frozen=True, slots=True)
 class TableRecord(Row):
-    """A table. `state`: RUNNING, ALTERING, DROPPED, REMOVED. A removed one stays until the rows of its tablets are
-    dropped.
+    """A table. `state`: RUNNING, ALTERING, DROPPED, REMOVED.
 
-    A DROPPED one has no name any more and serves nobody; its tablets stay (dropping.py). `dropped_us`: since
-    when, for display. `keep_ms`: the time that was left to keep it when the row was written. `dropped_by`,
-    `recalled_by`: the ids of the last requests that did so, so that repeated ones are known.
-    `owner`, `comment`: for people.
+    A DROPPED table has no name any more and serves nobody; its tablets stay (dropping.py). A REMOVED table
+    stays on record until the rows of its tablets are dropped.
 
-    `replication_factor_before`: the one before its last change; 0 if it was never changed.
-    `schema`: the newest one. `fully_applied_schema`: the one before, which all tablets have, while it is altered; else
-    "". `altered_by`: the ids of the last requests that altered it, with spaces between, so that a repeated one is
-    known.
+    - `owner`, `comment`: for people.
+    - `dropped_us`: since when it is dropped, for display.
+    - `keep_ms`: the time that was left to keep it when the row was written.
+    - `dropped_by`, `recalled_by`: the id of the last request that did so. By it a repeated request is
+      recognised.
+    - `replication_factor_before`: the one before its last change; 0 if it was never changed.
+    - `schema`: the newest one. `fully_applied_schema`: while the table is altered, the schema before, which
+      all tablets have; else "".
+    - `altered_by`: likewise the ids of the last requests that altered it, with spaces between.
     """
 
     table_id: TableId
@@ -113,13 +120,14 @@ class TableRecord(Row):
 
 @dataclass(frozen=True, slots=True)
 class TabletRecord(Row):
-    """A tablet. `state`: PREPARING, CREATING, RUNNING, REPLACED, DELETED. `uncreated`: first replicas not yet
-    reported.
+    """A tablet. `state`: PREPARING, CREATING, RUNNING, REPLACED, DELETED. `since_us`: when that state began.
 
-    `leader`: the master's choice until a replica reports one. `since_us`: when `state` began. For a DELETED
-    tablet, `holders`: the nodes that may have had a replica when it was deleted, empty if unknown.
-    `harmless`: this many of them are too few to commit anything. `by_hand`: what an administrator asked of
-    its replicas.
+    - `uncreated`: first replicas not yet reported.
+    - `leader`: the master's choice until a replica reports a leader.
+    - `holders`: for a DELETED tablet, the nodes that may have had a replica when it was deleted; empty if
+      unknown.
+    - `harmless`: if at most this many of the holders are left, they are too few to commit anything.
+    - `by_hand`: what an administrator asked of its replicas.
     """
 
     tablet_id: TabletId
@@ -137,18 +145,22 @@ class TabletRecord(Row):
     holders: tuple[str, ...] = ()
     harmless: int = 0
     leader_kept_until_us: int = 0
-    """Until when drivers do not move its leader, because an administrator did. By the wall clock of a leader
-    master; an early or late end does no harm."""
+    """Until when drivers do not move its leader, because an administrator did. By the wall clock of a leading
+    master; an end that comes early or late does no harm.
+    """
     by_hand: ByHand = NOT_BY_HAND
     copies: tuple[CopyRecord, ...] = ()
-    """Replicas that heals and moves made, and whether they hold the rows of another voter. Those of replicas that left
-    `config` mean nothing (`of_members`)."""
+    """Replicas made by heals and moves, and whether they hold the rows of another voter. Entries of replicas
+    that left `config` mean nothing (`of_members`).
+    """
 
 
 def deleted_row(row: TabletRecord, state: str, now_us: int) -> TabletRecord:
-    """The row that stays of a deleted or replaced tablet, so that late replicas are deleted (forgetting.py).
+    """The row that is kept of a deleted or replaced tablet, so that late replicas are deleted
+    (forgetting.py).
 
-    There may be many of them for long, so it drops the configuration and the key range, two thirds of a row.
+    Many such rows may exist for long. So it leaves out the configuration and the key range, two thirds of a
+    row.
     """
     nobody = dataclasses.replace(row.config, peers=())
     return dataclasses.replace(
@@ -174,10 +186,12 @@ class NodeRecord(Row):
     `incarnation`, `start`, `log_synced`: from its last registration. They identify a start on an older copy
     of its volume (liveness.refuse_older).
 
-    `wanted`: DRAINED, PARKED, FENCED, RETIRED or "". It counts only beside the state that it was written with
-    (`asked`), because an older program changes `state` alone. `owner`: who asked for it. `reason`: why.
-    `left_ms`: how long it is still to last, as of when the row was written; 0: without end. An older program
-    takes a PARKED or FENCED node for one in service, and a DRAINED one for one that retires, which masters refuse.
+    `wanted`: DRAINED, PARKED, FENCED, RETIRED or "". It counts only beside the state with which it was
+    written (`asked`), because an older program changes `state` alone. `owner`: who asked for it. `reason`:
+    why. `left_ms`: how long it still lasts, as of when the row was written; 0: without end.
+
+    An older program takes a PARKED or FENCED node for one in service. It takes a DRAINED node for one that
+    retires, which masters refuse.
     """
 
     node_id: NodeId
@@ -200,21 +214,26 @@ class NodeRecord(Row):
     owner: str = ""
     left_ms: int = 0
     cluster_version: int = 0
-    """The newest cluster version that its program reads, as it registered last; 0: it does not say, so 1. For
-    display: a master of an earlier release does not keep it up to date."""
+    """The newest cluster version that its program can read, by its last registration. 0: it does not say, so
+    1.
+
+    For display only, because a master of an earlier release does not keep it up to date.
+    """
 
     @property
     def returns(self) -> bool:
-        """Whether it is DRAINING only because it was silent, so that it returns to service with its next
-        heartbeat."""
+        """Whether it is DRAINING only because it was silent. Such a node returns to service with its next
+        heartbeat.
+        """
         return self.state == "DRAINING" and (self.given_up or self.reason == GIVEN_UP_BEFORE)
 
     @property
     def asked(self) -> str:
         """The state that an administrator or a driver requested for this node.
 
-        IN_SERVICE: it serves. DRAINED: it has no leaders and replicas, but keeps its place. PARKED: it may be away, and
-        keeps its replicas. FENCED: as PARKED, and it serves nobody. RETIRED: it drains, and then is gone for good.
+        IN_SERVICE: it serves. DRAINED: it has no leaders and replicas, but keeps its place. PARKED: it may be
+        away, and keeps its replicas. FENCED: like PARKED, and it serves nobody. RETIRED: it drains, and is
+        then gone for good.
         """
         if self.state == "ACTIVE":
             return self.wanted if self.wanted in KEPT and self.left_ms else "IN_SERVICE"
@@ -231,15 +250,17 @@ class NodeRecord(Row):
 
     @property
     def asked_by(self) -> str:
-        """Who asked for that; "" if nobody asked for anything. Rows of an earlier version do not say, so it
-        was an administrator."""
+        """Who asked for that state; "" if nobody asked. Rows of an earlier version do not say, so it was an
+        administrator.
+        """
         return "" if self.asked == "IN_SERVICE" else self.owner or ADMINISTRATOR
 
 
 @dataclass(frozen=True, slots=True)
 class IntentRecord(Row):
     """A change that a driver has begun on a tablet; at most one per tablet. `config_index`: that of the
-    configuration then."""
+    configuration when the change began.
+    """
 
     tablet_id: TabletId
     replica_id: ReplicaId
@@ -258,10 +279,10 @@ class IntentRecord(Row):
 
 @dataclass(frozen=True, slots=True)
 class ClaimRecord(Row):
-    """The driver claim. It stays after it expires, so that epochs only rise.
+    """The driver claim. The record stays after the claim expires, so that epochs only rise.
 
-    `expires_us`: 0 if it was released; else by the clock of the leader that granted it, which other leaders
-    must not judge.
+    `expires_us`: 0 if it was released. Otherwise a time of the clock of the leader that granted it, which
+    other leaders must not judge.
     """
 
     holder: str = ""
@@ -273,7 +294,9 @@ class ClaimRecord(Row):
 class PolicyRecord(Row):
     """What a driver may do; fields as in `DriverPolicyPB`. The row does not exist until somebody sets it.
 
-    `holding`: who holds the change budget, each with the ids and incarnations of the nodes that it has away."""
+    `holding`: who holds the change budget. Each holder has the ids and incarnations of the nodes that it has
+    taken away.
+    """
 
     dead_after_ms: int
     max_lost_nodes: int
@@ -290,11 +313,12 @@ class PolicyRecord(Row):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryRecord(Row):
-    """A lost majority that an administrator gave up. It stays for ever, also when the tablet is gone.
+    """A lost majority that an administrator gave up. The record stays for ever, even when the tablet is gone.
 
-    `incarnation`: the tablet's from then on. `node_id`, `replica_id`: the survivor, whose log ended at
-    `last_logged` or later. `term`: above all that any replica reported. `config_before`: the configuration
-    whose majority was lost. `told`: what the command said about the loss before the administrator agreed.
+    `incarnation`: that of the tablet from then on. `node_id`, `replica_id`: the survivor, whose log ended at
+    `last_logged` or later. `term`: higher than any term that a replica reported. `config_before`: the
+    configuration whose majority was lost. `told`: what the command said about the loss before the
+    administrator agreed.
     """
 
     tablet_id: TabletId
@@ -391,7 +415,7 @@ _FIELDS: dict[type, tuple[tuple[str, Callable[[Any], Any]], ...]] = {
         *(PolicyRecord, RecoveryRecord),
     )
 }
-"""Decoders from JSON, by the name of the field."""
+"""The decoder from JSON of each field, by the field's name."""
 
 
 def key_of(record: Row) -> bytes:
@@ -418,7 +442,7 @@ def key_of(record: Row) -> bytes:
 
 
 def encode(record: Row) -> bytes:
-    """The bytes of a record's row. Values from a later release come last."""
+    """The bytes of a record's row. Values that only a later release knows come last."""
     values = [_plain(getattr(record, name)) for name, _ in _FIELDS[type(record)]]
     values += record.surplus
     return (
@@ -438,7 +462,7 @@ def _plain(value: Any) -> Any:
 
 
 def stored(record: Row) -> bytes:
-    """The bytes of a record's row as they are in the key space."""
+    """The bytes of a record's row as they stand in the key space."""
     return record.stored if record.stored is not None else encode(record)
 
 

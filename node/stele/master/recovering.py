@@ -1,13 +1,13 @@
-"""Recovery of a tablet whose majority is lost: an administrator gives up what the lost ones had. Called by service.py on the
-leader.
+"""Recovers a tablet whose majority is lost: an administrator gives up what the lost replicas had. Called by
+service.py on the leader.
 
-Writes rows only, in one batch. The tablet's row gets a higher incarnation and a configuration with the
-survivor alone. A record of the recovery is written, which stays. The tablet's intent ends. Then `orders`
-repeats the order to the survivor's node until a report says that it was done. Only then are other replicas of
-the tablet removed.
+Writes rows only, in one batch. The tablet's row gets a higher incarnation, and a configuration with the
+survivor alone. A record of the recovery is written, which stays. The tablet's intent ends. From then on
+`orders` repeats the order to the survivor's node until a report says that it was done. Only then are other
+replicas of the tablet removed.
 
-Invariant: nothing is recorded while a majority of voters is heard, of a configuration in force or of a
-proposed one.
+Invariant: nothing is recorded while a majority of voters is heard. That holds for the configuration in force
+and for a proposed one.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ async def recover_tablet(lead: Leadership, request: pb.RecoverTabletRequest) -> 
 
     Raises:
         Rejected: NOT_FOUND. UNSAFE_CHANGE, a majority is heard. CAS_FAILED, the tablet was recovered
-            meanwhile. INVALID_ARGUMENT, the survivor cannot be used. UNSUPPORTED_VERSION, a live member could not
-            read it.
-        Retryable: NOT_READY, too little is known yet of the nodes.
+            meanwhile. INVALID_ARGUMENT, the survivor cannot be used. UNSUPPORTED_VERSION, a live member could
+            not read the record.
+        Retryable: NOT_READY, this master does not know enough of the nodes yet.
     """
     tablet_id = TabletId(id_from_pb(request.tablet_id))
     survivor = (NodeId(id_from_pb(request.survivor_node)), ReplicaId(request.survivor_replica))
@@ -125,7 +125,9 @@ def _check_tablet(row: TabletRecord) -> None:
 
 
 def refuse_majority(lead: Leadership, row: TabletRecord) -> None:
-    """Raise UNSAFE_CHANGE if the voters that could answer are a majority, of any configuration that could be in force."""
+    """Raise UNSAFE_CHANGE if the voters that could answer are a majority of any configuration that could be
+    in force.
+    """
     reports = lead.liveness.reports_of(row.tablet_id)
     pending = [
         config_from_pb(r.status.pending_config) for r in reports if r.status.HasField("pending_config")
@@ -156,10 +158,10 @@ def _could_answer(lead: Leadership, row: TabletRecord, peer: Peer) -> bool:
 
 
 def _survivor(lead: Leadership, row: TabletRecord, node_id: NodeId, replica_id: ReplicaId) -> Peer:
-    """The survivor as the only voter.
+    """The survivor, as the only voter.
 
     Raises:
-        Rejected: it is not a replica of the tablet that could be used.
+        Rejected: it is no replica of the tablet that can be used.
         Retryable: its node is not heard now.
     """
     what = f"replica {replica_id} of tablet {row.tablet_id[:8]} on node {node_id[:8]}"
@@ -182,7 +184,9 @@ def _survivor(lead: Leadership, row: TabletRecord, node_id: NodeId, replica_id: 
         )
     known = row.config.peer(replica_id) or Peer(node_id, replica_id, "")
     if known.node_id != node_id or replica_id >= row.next_replica_id:
-        raise Rejected(f"{what}: the catalog never gave the tablet such a replica")
+        raise Rejected(
+            f"{what}: the catalog never gave the tablet such a replica; let `stele tablet recover` find another survivor"
+        )
     address = lead.liveness.located(node).address or known.address
     return Peer(node_id, known.replica_id, address, MemberType.VOTER)
 

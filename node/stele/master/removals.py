@@ -1,9 +1,9 @@
-"""Which nodes may still acknowledge writes to deleted tablets. One object per leadership.
+"""Knows which nodes may still acknowledge writes to deleted tablets. One object per leadership.
 
 tables.py begins a removal, orders.py ends it, and service.py waits for it. A write needs a majority of the
 voters. A node that has executed DeleteTablet has no replica, and its fence refuses older orders to create
-one. So a tablet takes no more writes once too few nodes for a majority are left. Only nodes that were named
-as members count.
+one. So a tablet takes no more writes once the nodes left are too few for a majority. Only nodes that were
+named as members count.
 
 Invariant: a node counts as done only after its own answer to an order of this leadership.
 """
@@ -45,10 +45,10 @@ class Removals:
             self._left[row.tablet_id] = _Left(set(row.holders), row.harmless)
 
     def begin_again(self, catalog: Catalog, table_id: str) -> None:
-        """Begin again for a table that an earlier leader removed. The nodes that its rows name are asked once
+        """Begin again for a table that an earlier leader removed, and ask the nodes that its rows name once
         more.
 
-        Rows from the version before name no nodes; for those every node is asked.
+        Rows from the version before name no nodes. For these tablets every node is asked.
         """
         everybody: set[str] = {
             n.node_id
@@ -73,8 +73,9 @@ class Removals:
             self.changed.set()
 
     def unfinished(self, catalog: Catalog, table_id: str) -> dict[str, set[str]]:
-        """The tablets of a removed table that could still acknowledge writes, with the nodes that are
-        left."""
+        """The tablets of a removed table that could still acknowledge writes, each with the nodes that have
+        not answered.
+        """
         lefts = ((tablet_id, self._left.get(tablet_id)) for tablet_id in catalog.tablets_of.get(table_id, {}))
         return {
             tablet_id: left.nodes

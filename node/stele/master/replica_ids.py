@@ -15,11 +15,13 @@ from stele.master.records import TabletRecord
 from stele.model.config import Configuration
 
 ID_STEP_MAX = 1 << 20
-"""Ids further ahead than this are wrong or forged. They are ignored, so that the counter does not run out."""
+"""Ids further above the counter than this are wrong or forged. They are ignored, so that the counter does not
+run out.
+"""
 
 
 def raised(row: TabletRecord, config: Configuration) -> int:
-    """The row's counter, raised above all ids in a committed configuration."""
+    """The row's id counter, raised above all ids in a committed configuration."""
     return _above(row.next_replica_id, (p.replica_id for p in config.peers))
 
 

@@ -1,4 +1,4 @@
-"""The catalog port on a raft replica. Used by server.py. It only wraps payloads.
+"""Implements the catalog port on a raft replica. Used by server.py. It only wraps payloads.
 
 Invariant: a proposal's future belongs to the replica, so a caller that stops waiting does not stop the
 proposal.
@@ -18,7 +18,7 @@ from stele.model.writeop import BodyKind, WriteHeader
 from stele.tablet.keyspace import KeySpace
 
 _FRESH_WITHIN_S = 1.0
-"""How long a follower waits for its leader and for its own disk."""
+"""How long a follower waits for its leader's answer and for its own applying."""
 
 
 class ReplicaCatalogLog:

@@ -1,8 +1,7 @@
-"""Sets the replication factor of a table, as an administrator asks. Called by service.py on the
-leader.
+"""Sets the replication factor of a table, as an administrator asks. Called by service.py on the leader.
 
-Writes rows only. A driver then adds and removes replicas, one at a time. Invariant: nothing is recorded that
-the nodes on record could not carry out.
+Writes rows only. A driver then adds and removes replicas, one at a time. Invariant: only factors are recorded
+for which there are enough nodes on record.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ async def set_replication_factor(
     Raises:
         Rejected: NOT_FOUND. INVALID_ARGUMENT, it is not one of REPLICATION_FACTORS, or there are too few
             machines or too little room for it. TOO_LARGE, the tables would no longer fit into one view.
-            UNSUPPORTED_VERSION, this needs a cluster version that is not finalized.
+            UNSUPPORTED_VERSION, the change needs a cluster version that is not finalized.
         Retryable: NOT_READY, too few nodes answer now.
     """
     factor = request.replication_factor

@@ -1,9 +1,8 @@
-"""Adds and drops ranges of tables: works out which tablets come and go. Called by altering.py, under its
+"""Adds and drops ranges of tables: determines which tablets come and go. Called by altering.py, under its
 locks.
 
-A dropped range's tablets are deleted as those of a deleted table: removals.py knows when they acknowledge
-nothing more, and forgetting.py drops their rows. Invariant: a tablet keeps its ordinal and its bounds, so no
-other tablet of the table is touched.
+The tablets of a dropped range are deleted like those of a deleted table (removals.py, forgetting.py).
+Invariant: a tablet keeps its ordinal and its bounds, so no other tablet of the table is touched.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from stele.model.split_json import shown_range
 
 @dataclass(frozen=True, slots=True)
 class Reranged:
-    """The partitioning of a table after a change, and the tablets that come and go."""
+    """The partitioning of a table after a change, the tablets that come, and those that go."""
 
     partitioning: str
     added: tuple[TabletRecord, ...] = ()
@@ -55,7 +54,7 @@ class Reranged:
 
 
 def reranged(lead: Leadership, table: TableRecord, steps: Sequence[RangeStep]) -> Reranged:
-    """What these steps make of a table.
+    """The partitioning and the tablets of a table after these steps.
 
     Raises:
         Rejected: lists all faults.
@@ -85,11 +84,11 @@ def reranged(lead: Leadership, table: TableRecord, steps: Sequence[RangeStep]) -
 def check_new_tablets(
     lead: Leadership, table: TableRecord, tablets: int, batch: Sequence[KeyOperation]
 ) -> None:
-    """Refuse this number of new tablets of a table if there is no place for them.
+    """Refuse this number of new tablets of a table if there is no room for them.
 
     Raises:
-        Rejected: INVALID_ARGUMENT: too few machines, or too many replicas on them; TOO_LARGE.
-        Retryable: NOT_READY: not all nodes were heard yet.
+        Rejected: INVALID_ARGUMENT, too few machines, or too many replicas on them. TOO_LARGE.
+        Retryable: NOT_READY, not all nodes were heard yet.
     """
     if not tablets:
         return

@@ -1,7 +1,7 @@
 """The process of a master: a node (stele.tserver) with a master as its extension.
 
 The node's gRPC server also answers MasterService. Invariant: the master follows the present replica of the
-catalog tablet on this node, also one that a later copy installs.
+catalog tablet on this node, even after a later copy has replaced it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from stele.tserver.options import NodeOptions
 from stele.tserver.process import run_process
 
 LOG_CACHE_BYTES_MAX = 4 << 20
-"""The newest log entries that a master keeps in memory. Followers that need older ones get them from its disk."""
+"""The most bytes of newest log entries that a master keeps in memory. Followers that need older ones get them
+from its disk.
+"""
 
 
 class MasterExtension:
@@ -55,7 +57,7 @@ class MasterExtension:
         self._ports.replicas.add_listener(self._replica_started)
 
     def why_unready(self) -> str:
-        """What this master still lacks: the catalog, or its leader. "" if it is ready."""
+        """Why this master is not ready: it lacks the catalog, or a leader. "" if it is ready."""
         if self._catalog_log.key_space is None:
             return "this master waits for a copy of the catalog"
         if not self._catalog_log.leader_node:
@@ -78,7 +80,7 @@ class MasterExtension:
 
 
 def with_master(options: NodeOptions, master_options: MasterOptions | None = None) -> MakeExtension:
-    """A function that makes the master of a node with these options."""
+    """Make the function that makes the master of a node with these options."""
     chosen = master_options or MasterOptions(heartbeat_interval_ms=int(options.heartbeat_s * 1000))
     return lambda ports: MasterExtension(ports, chosen)
 
@@ -95,7 +97,7 @@ async def start_master(options: NodeOptions, master_options: MasterOptions | Non
 
 
 def run(options: NodeOptions, *, drive_after_ms: int) -> int:
-    """`stele master run`: runs until told to stop, or until it cannot go on. Returns the exit code.
+    """Run `stele master run` until told to stop, or until it cannot continue. Returns the exit code.
 
     `drive_after_ms`: as in MasterOptions.
     """

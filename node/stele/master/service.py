@@ -71,7 +71,8 @@ async def _done_already(what: str, waiting: Awaitable[T]) -> T:
     """Wait for nodes, after a change is on record.
 
     Raises:
-        Retryable: UNKNOWN_OUTCOME, another master leads now. NOT_LEADER would say that nothing was done.
+        Retryable: UNKNOWN_OUTCOME, another master leads now. NOT_LEADER would wrongly say that nothing was
+            done.
     """
     try:
         return await waiting
@@ -83,8 +84,9 @@ async def _done_already(what: str, waiting: Awaitable[T]) -> T:
 
 
 class MasterService(MasterServiceServicer):
-    """`confirm` writes the formation of a first master to its volume and lets it vote. `book`: this
-    process's address book."""
+    """Answers MasterService. `confirm` writes the formation of a first master to its volume and lets it vote.
+    `book`: this process's address book.
+    """
 
     def __init__(self, master: Master, confirm: ConfirmFormation, book: PeerBook) -> None:
         self._master = master
@@ -99,12 +101,14 @@ class MasterService(MasterServiceServicer):
         them.
 
         Every master records the addresses of its callers. Masters call each other by host name. So after all
-        masters restarted under new addresses, they find each other before there is a leader; configurations
-        have old addresses.
+        masters restarted under new addresses, they find each other before there is a leader. Configurations
+        have only the old addresses.
 
         Raises:
-            StartRefused: an earlier start, one on an older copy of the volume, or one beside another that runs.
-            Rejected: WRONG_NODE, it names another node than the caller; NOT_FOUND, the node is not registered.
+            StartRefused: an earlier start, a start on an older copy of the volume, or one beside another that
+                runs.
+            Rejected: WRONG_NODE, it names another node than the caller. NOT_FOUND, the node is not
+                registered.
             Retryable: THROTTLED, there are too many unregistered nodes.
         """
         master = self._master
@@ -167,8 +171,8 @@ class MasterService(MasterServiceServicer):
     def _hear(self, request: pb.TSHeartbeatRequest, scene: Scene | None) -> NodeLife:
         """Record that a node is alive.
 
-        A leader accepts only registered nodes. Another master may lack rows, all of them after a restart. It
-        accepts a bounded number of unknown nodes too, because starting masters find each other only by
+        A leader accepts only registered nodes. Another master may lack rows; after a restart it lacks all. So
+        it also accepts a bounded number of unknown nodes, because starting masters find each other only by
         heartbeats.
         """
         liveness, node_id = self._master.liveness, NodeId(id_from_pb(request.node_id))
@@ -188,7 +192,7 @@ class MasterService(MasterServiceServicer):
         return liveness.heard(request, self._master.now_ms(), on_record=row is not None)
 
     def _refuse_older(self, request: pb.TSHeartbeatRequest, scene: Scene | None) -> None:
-        """As `liveness.refuse_older`, by the catalog's row of the node."""
+        """Refuse a start as `liveness.refuse_older` does, by the catalog's row of the node."""
         row = scene.catalog.nodes.get(NodeId(id_from_pb(request.node_id))) if scene is not None else None
         if row is not None:
             refuse_older(request, LastStart(row.incarnation, row.start, row.log_synced))
@@ -198,8 +202,7 @@ class MasterService(MasterServiceServicer):
         return master.lead is not None and not master.lead.ended and master.log.is_leader
 
     def _refusal(self, why: Rejected, node_id: str) -> Rejected:
-        """The refusal of a start, with the details that its node needs to compare the answers of several
-        masters."""
+        """The refusal of a start, with the details by which its node compares the answers of several masters."""
         if why.code not in (Code.STALE_INCARNATION, Code.VOLUME_OLD):
             return why
         master, scene = self._master, self._scene()
@@ -216,7 +219,7 @@ class MasterService(MasterServiceServicer):
         )
 
     async def RegisterNode(self, request: pb.RegisterNodeRequest, context: Any) -> pb.RegisterNodeResponse:
-        """Register a node's UUID. The caller is the node itself, or whoever creates it (no node)."""
+        """Register a node's UUID. The caller is the node itself, or the program that creates it."""
         caller = caller_from_metadata(context.invocation_metadata())
         if caller.from_node:
             _ensure_own(caller, id_from_pb(request.node_id))
@@ -275,7 +278,7 @@ class MasterService(MasterServiceServicer):
         return pb.DeleteTableResponse(unreached=unreached, tablets_left=left)
 
     async def DropTable(self, request: pb.DropTableRequest, context: Any) -> pb.DropTableResponse:
-        """Take a table out of service so that it can be recalled. Then wait for the nodes to serve it to nobody."""
+        """Take a table out of service so that it can be recalled. Then wait until no node serves it any more."""
         lead = await self._master.confirmed_lead()
         table = await lead.do(dropping.drop_table(lead, request))
         waiting = dropping.wait_for_nodes(lead, table.table_id, request.wait_ms)
@@ -283,7 +286,7 @@ class MasterService(MasterServiceServicer):
         return pb.DropTableResponse(table=table_info(self._master.scene(), table), unreached=unreached)
 
     async def RecallTable(self, request: pb.RecallTableRequest, context: Any) -> pb.RecallTableResponse:
-        """Bring a dropped table back. Then wait for the nodes to serve it."""
+        """Bring a dropped table back. Then wait until the nodes serve it."""
         lead = await self._master.confirmed_lead()
         table = await lead.do(dropping.recall_table(lead, request))
         waiting = dropping.wait_for_nodes(lead, table.table_id, request.wait_ms, silent=False)
@@ -313,7 +316,7 @@ class MasterService(MasterServiceServicer):
         return pb.SetMasterCountResponse(before=await lead.do(counting.set_master_count(lead, request)))
 
     async def RecoverTablet(self, request: pb.RecoverTabletRequest, context: Any) -> pb.RecoverTabletResponse:
-        """Give up what a tablet's lost majority had, and let one survivor go on alone."""
+        """Give up what a tablet's lost majority had, and let one survivor continue alone."""
         lead = await self._master.confirmed_lead()
         done = await lead.do(recovering.recover_tablet(lead, request))
         return pb.RecoverTabletResponse(recovery=recovery_to_pb(done))
@@ -382,9 +385,10 @@ class MasterService(MasterServiceServicer):
     async def GetClusterView(
         self, request: pb.GetClusterViewRequest, context: Any
     ) -> pb.GetClusterViewResponse:
-        """The cluster view from the leader: the next page of what changed, if the caller names a place, else all.
+        """The cluster view from the leader. If the caller names a place, the next page of changes after it;
+        else all.
 
-        A follower answers with all if its rows are no older than the caller allows.
+        A follower answers with the whole view, if its rows are no older than the caller allows.
         """
         master = self._master
         if request.holder and master.lead is not None:
@@ -420,7 +424,7 @@ class MasterService(MasterServiceServicer):
     async def FinalizeClusterVersion(
         self, request: pb.FinalizeClusterVersionRequest, context: Any
     ) -> pb.FinalizeClusterVersionResponse:
-        """Allow what members of an earlier cluster version cannot read."""
+        """Finalize a cluster version, and so allow what members of an earlier version cannot read."""
         lead = await self._master.confirmed_lead()
         version = await lead.do(finalize(lead, request))
         return pb.FinalizeClusterVersionResponse(cluster_version=version)

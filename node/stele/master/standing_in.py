@@ -35,18 +35,20 @@ from stele.rpc.proto import master_pb2
 log = structlog.get_logger("stele.master")
 
 _LOOK_S = 5.0
-"""The pause between two looks at a cluster that needs nothing, or at a policy that forbids driving."""
+"""The pause between two looks while the cluster needs nothing, or the policy forbids driving."""
 _PAUSE_S = 0.5
 _POLICY_LOCK = "driver policy"
 
 
 async def set_policy(lead: Leadership, asked: master_pb2.DriverPolicyPB, epoch: int) -> None:
-    """Replace the policy. One that forbids the holder of the claim to drive ends the claim in the same batch. Then
-    that holder's orders are stale. `epoch`: of the caller's claim, 0 if it has none.
+    """Replace the policy. If it forbids the holder of the claim to drive, the same batch ends the claim. Then
+    that holder's orders are stale.
+
+    `epoch`: of the caller's claim, 0 if it has none.
 
     Raises:
-        Rejected: INVALID_ARGUMENT, a value is out of range. STALE_EPOCH: the caller has lost its claim, so what it knows of
-            the budget may be old.
+        Rejected: INVALID_ARGUMENT, a value is out of range. STALE_EPOCH, the caller has lost its claim, so
+            its knowledge of the budget may be old.
     """
     policy = standing_from_pb(asked)
     if faults := policy.faults:
@@ -67,8 +69,12 @@ async def set_policy(lead: Leadership, asked: master_pb2.DriverPolicyPB, epoch: 
 async def keep_budget(
     lead: Leadership, holding: Sequence[Holder], waiting: Sequence[str], may: Callable[[], bool]
 ) -> None:
-    """Write down who holds the budget and who waits, if that changed. Does nothing without a policy in the catalog.
-    `may` is called under the lock; if it returns false, nothing is written, since a driver is back and writes it."""
+    """Write down who holds the budget and who waits, if that changed. Does nothing without a policy in the
+    catalog.
+
+    `may` is called under the lock. If it returns false, nothing is written, since a driver is back and writes
+    it.
+    """
     async with lead.locks.hold(tables=(_POLICY_LOCK,)):
         present = lead.catalog.policy
         if present is not None and may():
@@ -82,7 +88,9 @@ def _rows_of(holding: Sequence[Holder]) -> tuple[tuple[str, tuple[tuple[str, int
 
 
 class StandIn:
-    """Drives during one leadership. `scene`: as `Master.scene`. `changes`: of the view, in this leadership."""
+    """Drives during one leadership. `scene`: as `Master.scene`. `changes`: those of the view, in this
+    leadership.
+    """
 
     def __init__(
         self,
@@ -102,14 +110,17 @@ class StandIn:
         self._told = ""
 
     def _begin(self) -> None:
-        """Forget the cluster. With 10,000 tablets a view and its judgements take 50 MB, so they are not kept
-        while another drives."""
+        """Forget the cluster. With 10,000 tablets a view and its judgements take 50 MB. So they are not kept
+        while another drives.
+        """
         self._keeper = ViewKeeper()
         self._executor = Executor(self._pool, (), holder=self._holder, keeper=self._keeper)
         self._knows = False
 
     async def run(self) -> None:
-        """Run until cancelled. The claim is not released then; it expires, or the next leader ignores it."""
+        """Run until cancelled. The claim is not released at the end: it expires, or the next leader ignores
+        it.
+        """
         try:
             while True:
                 wait_s = self._silence_left_s()
@@ -134,7 +145,7 @@ class StandIn:
         return standing_from_pb(policy_to_pb(self._lead.catalog.policy, self._lead.options))
 
     def _silence_left_s(self) -> float | None:
-        """The time until this master may drive; None: it may now."""
+        """The time in seconds until this master may drive. None: it may drive now."""
         after_ms = self._policy().drive_after_ms
         if not after_ms:
             return _LOOK_S

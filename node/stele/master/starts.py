@@ -2,11 +2,12 @@
 master.
 
 Anybody can send a heartbeat in a node's name. So a later start does not replace one that still answers at its
-registered address. A later start refuses an earlier one only if a process at its address confirms it; else it is
-forgotten. A start's log position is used to judge other starts only after such a confirmation.
+registered address. A later start makes the master refuse an earlier one only if a process at its address
+confirms it; otherwise it is forgotten. A start's log position is used to judge other starts only after such a
+confirmation.
 
-Invariant: heartbeats alone, however many, never displace a live node, nor keep one out. For the heartbeats of a
-node, at most one call to it is under way.
+Invariant: heartbeats alone, however many, never displace a live node, nor keep one out. At most one call to a
+node is under way for its heartbeats.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 log = structlog.get_logger("stele.master")
 
 ASK_TIMEOUT_S = 1.0
-"""Half of a heartbeat's timeout, since a call to a dead address gets no answer."""
+"""The timeout of a call to a node: half of a heartbeat's timeout, since a call to a dead address gets no
+answer.
+"""
 
 
 class Starts:
-    """Calls nodes back. `liveness()`: the present Liveness; `alive_ms`: nodes silent for longer are not
-    asked."""
+    """Calls nodes back. `liveness()`: the present Liveness. `alive_ms`: nodes silent for longer are not
+    asked.
+    """
 
     def __init__(
         self, pool: ChannelPool, liveness: Callable[[], Liveness], now_ms: Callable[[], int], alive_ms: int
@@ -47,10 +51,11 @@ class Starts:
     async def ensure_gone(self, request: master_pb2.TSHeartbeatRequest) -> None:
         """Check that no other start of the node still runs, before this one replaces it.
 
-        A later start that was heard and does not confirm itself is forgotten: its heartbeat may have been forged.
+        A later start that was heard and does not confirm itself is forgotten: its heartbeat may have been
+        forged.
 
         Raises:
-            Rejected: STALE_INCARNATION, another start still runs; as refuse_older.
+            Rejected: STALE_INCARNATION, another start still runs. Other codes as `refuse_older`.
             Retryable: THROTTLED, as `_asked`.
         """
         node_id = id_from_pb(request.node_id)
@@ -97,10 +102,11 @@ class Starts:
     async def _asked(self, address: str, life: NodeLife, *, exactly: bool = False) -> bool:
         """Whether the node's present start answers at `address`. `exactly`: as `_is`.
 
-        Heartbeats that come during a call share its answer, so a flood of forged ones keeps no true one out.
+        Heartbeats that come during a call share its answer. So a flood of forged heartbeats keeps no true one
+        out.
 
         Raises:
-            Retryable: THROTTLED, it answers, but to a call that an earlier heartbeat began.
+            Retryable: THROTTLED, the node answers, but to a call that an earlier heartbeat began.
         """
         node_id, incarnation, digest = life.node_id, life.incarnation, start_digest(life.start)
         call = self._calls.get(node_id)
@@ -121,8 +127,9 @@ class Starts:
         return life.heard and self._now_ms() - life.heard_ms <= self._alive_ms
 
     def prove(self, life: NodeLife) -> None:
-        """Ask the process at a start's address whether it is this start. Later, `life.proven` has the
-        answer."""
+        """Ask the process at a start's address whether it is this start. The answer goes to `life.proven`
+        later.
+        """
         if life.proven or life.registration is None or life.node_id in self._proving:
             return
         task = asyncio.get_running_loop().create_task(self._prove(life, life.registration.address))
@@ -139,7 +146,7 @@ class Starts:
             log.debug("a node does not answer at its registered address", node=life.node_id, address=address)
 
     async def _call(self, address: str, node_id: str) -> tserver_pb2.GetNodeStatusResponse | None:
-        """What the node at `address` says of itself. None: no such node answers."""
+        """The answer of the node at `address` about itself. None: no such node answers."""
         try:
             answer: tserver_pb2.GetNodeStatusResponse = await self._pool.unary(
                 address,
@@ -164,7 +171,7 @@ class Starts:
 def _is(
     answer: tserver_pb2.GetNodeStatusResponse, incarnation: int, digest: int, *, exactly: bool = False
 ) -> bool:
-    """Whether this start of its node has answered.
+    """Whether the answer is of this start of its node.
 
     A node of an earlier release does not name its start. Then its incarnation decides, unless `exactly`.
     """

@@ -42,18 +42,19 @@ KINDS = {"table": "table", "keyspace": "key space"}
 """The kinds of table records, and their names in messages."""
 NAME_CHARS_MAX = 256
 DELETE_WAIT_MS_MAX = 2_000
-"""The longest wait for a delete. It is shorter than the timeout of one attempt of a caller."""
+"""The longest wait for a delete. It is shorter than a caller's timeout of one attempt."""
 _ANSWERS_S = 0.005
 DEFAULT_BYTES_MAX = 4_096
-"""The most bytes of a default's JSON. Each row without the column stores the default, so a small write could
-become large."""
+"""The most bytes of a default's JSON. Each row without the column stores the default. So a small write could
+become large.
+"""
 
 
 def parse(request: master_pb2.CreateTableRequest, bytes_max: int, created_us: int) -> TableRecord:
     """The table that a request describes. It gets a new id if the request has none.
 
     Raises:
-        Rejected: TOO_LARGE; INVALID_ARGUMENT with every fault of name, schema and partitioning.
+        Rejected: TOO_LARGE. INVALID_ARGUMENT, with every fault of name, schema and partitioning.
     """
     if request.ByteSize() > bytes_max:
         raise Rejected(
@@ -121,7 +122,8 @@ def is_name(text: str) -> bool:
 
 ROOM_LOCK = "room for tablets"
 """The lock that is held from the check of the room for tablets until the checked change is on record. So
-requests that come at the same time cannot pass the bounds together."""
+several requests at the same time cannot pass the bounds together.
+"""
 
 
 async def create_table(
@@ -132,7 +134,7 @@ async def create_table(
     Raises:
         Rejected: INVALID_ARGUMENT, also for a default that is long or would be rounded. TOO_LARGE, also if
             the tables would no longer fit into one view. ALREADY_PRESENT. TABLET_DELETED, the request was
-            done and its table is removed.
+            done before and its table is removed.
         Retryable: NOT_READY, not all nodes were heard yet, or too few answer.
     """
     table = parse(request, lead.options.create_bytes_max, lead.wall_us())
@@ -186,12 +188,12 @@ def _created(
 
 
 def _nodes(lead: Leadership) -> int:
-    """How many nodes the cluster has, silent ones included."""
+    """How many nodes the cluster has, including silent ones."""
     return sum(n.role == "node" and n.state == "ACTIVE" for n in lead.catalog.nodes.values())
 
 
 def _chooses(request: master_pb2.CreateTableRequest) -> bool:
-    """Whether the master is to choose how many tablets a table gets."""
+    """Whether the master chooses how many tablets a table gets."""
     named = request.partitioning.ByteSize() > 0
     return request.choose_tablets and not named and request.kind in ("", "table")
 
@@ -231,7 +233,7 @@ def _is_there(lead: Leadership, table: TableRecord, *, chosen: bool) -> bool:
 
 
 def _as_made(table: TableRecord, created_us: int) -> TableRecord:
-    """A row as its create request made it."""
+    """A table's row as its create request made it."""
     return replace(
         table,
         created_us=created_us,
@@ -245,7 +247,7 @@ def _as_made(table: TableRecord, created_us: int) -> TableRecord:
 
 
 def _check_defaults(table: TableRecord) -> None:
-    """Check the size of defaults. Only new tables are checked; existing ones keep theirs."""
+    """Check the size of defaults. Only new tables are checked; existing tables keep theirs."""
     columns = Schema.from_json(table.schema).columns if table.schema else ()
     lengths = [(c.name, len(c.default.encode())) for c in columns if c.default is not None]
     faults = [
@@ -266,7 +268,9 @@ def check_places(lead: Leadership, table: TableRecord, tablets: int, what: str) 
 
 
 def check_replicas(lead: Leadership, total: int, what: str, remedy: str) -> None:
-    """Refuse a change after which tables would want more replicas than nodes may have. `total`: the replicas."""
+    """Refuse a change after which tables would want more replicas than nodes may have. `total`: the replicas
+    then wanted.
+    """
     nodes = len(lead.candidates())
     if total > lead.options.tablets_per_node_max * nodes:
         raise Rejected(
@@ -284,10 +288,12 @@ def check_view(lead: Leadership, table: TableRecord, tablets: int, what: str) ->
 
 
 def check_view_bytes(lead: Leadership, total: int, what: str) -> None:
-    """Refuse a change if the view of all tables would then have too many bytes. `total`: the bytes; `what`: the change, in words.
+    """Refuse a change if the view of all tables would then have too many bytes. `total`: the bytes. `what`:
+    the change, in words.
 
     Raises:
-        Rejected: TOO_LARGE; UNSUPPORTED_VERSION, programs of the release before could not see the cluster any more.
+        Rejected: TOO_LARGE. UNSUPPORTED_VERSION, programs of the release before could not see the cluster any
+            more.
     """
     if total > VIEW_BYTES_MAX:
         raise Rejected(
@@ -301,7 +307,9 @@ def check_view_bytes(lead: Leadership, total: int, what: str) -> None:
 
 
 def check_catalog(lead: Leadership, table: TableRecord, batch: Sequence[KeyOperation], what: str) -> None:
-    """Refuse new tablets if they fill the catalog above half; changes of existing tables need the rest."""
+    """Refuse new tablets if they would fill more than half of the catalog. Changes of existing tables need
+    the rest.
+    """
     space = lead.log.key_space
     held = space.held_bytes + space.check_operations(batch) if space is not None else 0
     if space is not None and held > space.bytes_max // 2:
@@ -322,7 +330,7 @@ async def delete_table(
 ) -> TableId:
     """Remove a table and its tablets from service for good. Returns its id. A repeated removal does nothing.
 
-    Their rows stay until forgetting.py drops them. A table for which `if_still` is false is left alone.
+    Its rows stay until forgetting.py drops them. If `if_still` is false for the table, nothing is removed.
 
     Raises:
         Rejected: NOT_FOUND.

@@ -1,8 +1,8 @@
-"""The cluster version: which members lag, when it is finalized, and what waits for it. Called on the leader by
-service.py and by everything that writes something new.
+"""The cluster version: which members lag, when it is finalized, and which changes wait for it. Called on the
+leader by service.py and by all that write something new.
 
-Invariants: it only rises. It is finalized only while every member is heard and reads it, so what is written
-afterwards is read by all. A member of an earlier version is refused from then on.
+Invariants: it only rises. It is finalized only while every member is heard and can read it, so every member
+can read what is written afterwards. From then on a member of an earlier version is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = structlog.get_logger("stele.master")
 NAMED_MAX = 5
 """The most members that a refusal names."""
 CLUSTER_LOCK = "cluster"
-"""Held by whoever changes the cluster's row."""
+"""The lock that is held while the cluster's row is changed."""
 
 
 def require_version(lead: Leadership, version: int, what: str) -> None:
@@ -45,7 +45,7 @@ def require_version(lead: Leadership, version: int, what: str) -> None:
 
 
 def require_readers(lead: Leadership, version: int, what: str) -> None:
-    """Refuse `what` while a live member could not read its result. For changes that do not wait for
+    """Refuse `what` while a live member could not read its result. Used for changes that do not wait for
     `finalize`.
 
     After such a change, the release before cannot come back on all volumes.
@@ -89,10 +89,11 @@ def refuse_earlier(catalog: Catalog, request: master_pb2.TSHeartbeatRequest) -> 
 
 
 async def finalize(lead: Leadership, request: master_pb2.FinalizeClusterVersionRequest) -> int:
-    """Finalize a cluster version. Returns the one in force; a repeated request changes nothing.
+    """Finalize a cluster version. Returns the version in force; a repeated request changes nothing.
 
     Raises:
-        Rejected: UNSUPPORTED_VERSION, the leader does not read it; UNSAFE_CHANGE, members that lag, by name.
+        Rejected: UNSUPPORTED_VERSION, the leader cannot read it. UNSAFE_CHANGE, with the names of the members
+            that lag.
         Retryable: NOT_READY, this leader has not heard all members yet.
     """
     asked = request.cluster_version or CLUSTER_VERSION
@@ -119,7 +120,7 @@ async def finalize(lead: Leadership, request: master_pb2.FinalizeClusterVersionR
 
 
 def _members(lead: Leadership) -> Iterator[NodeRecord]:
-    """All nodes that started once and are not RETIRED, and all masters that are in force or live."""
+    """All nodes that have started once and are not RETIRED, and all masters that are in force or live."""
     masters = {peer.node_id for peer in lead.log.committed_config.peers}
     for row in lead.catalog.nodes.values():
         if row.role == "master":
@@ -132,8 +133,11 @@ def _members(lead: Leadership) -> Iterator[NodeRecord]:
 
 
 def _why_lagging(lead: Leadership, row: NodeRecord, version: int) -> str:
-    """Why a member keeps this version from being finalized; "" if it does not. Raises NOT_READY until it has
-    reported its version."""
+    """Why a member keeps this version from being finalized; "" if it does not.
+
+    Raises:
+        Retryable: NOT_READY, the member has not reported its version yet.
+    """
     name = f"{row.role} {row.name or row.node_id[:8]}"
     if not lead.is_alive(row):
         return f"{name} is silent, so what it runs is not known; start it, or retire it"

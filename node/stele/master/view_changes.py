@@ -1,12 +1,12 @@
 """The sequence of changes of the cluster view, and the pages that carry them. Made by master.py for each
 leadership.
 
-Each tablet (with its intent) and each table is a unit with the number of its last change. A page holds the units
-that changed after a given number, oldest first, each as it is now. The last page also has nodes, claim and policy.
-So a caller that applied all pages up to the last one has the view of one moment.
+Each tablet (with its intent) and each table is a unit. Each unit has the number of its last change. A page
+holds the units that changed after a given number, oldest first, each as it is now. The last page also has
+nodes, claim and policy. So a caller that applied all pages up to the last one has the view of one moment.
 
-Invariants: a change gives its unit a new number before the event loop turns. No page is larger than
-PAGE_BYTES_MAX beside the nodes, and none builds more than STEP_UNITS units without letting the loop turn.
+Invariants: a change gives its unit a new number before the event loop turns. No page has much more than
+PAGE_BYTES_MAX, not counting the nodes. At most STEP_UNITS units are built before the event loop runs again.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import master_pb2
 
 PAGE_BYTES_MAX = 512 << 10
-"""A page ends with the unit that passes this size. Nodes, at most a few hundred bytes each, come on top."""
+"""A page ends with the unit that passes this size. Nodes come on top, with at most a few hundred bytes each.
+"""
 STEP_UNITS = 16
-"""Units that are built in one step of the event loop: some 1 ms."""
+"""The most units that are built in one step of the event loop: some 1 ms."""
 LOAD_UNITS = 256
-"""Units that are numbered in one step of the event loop: some 2 ms."""
+"""The most units that are numbered in one step of the event loop: some 2 ms."""
 GONE_KEPT = 10_000
 """How many deleted units are remembered. A caller that has missed more gets the whole view again."""
 
@@ -47,7 +48,7 @@ _TABLET, _TABLE = "t/", "n/"
 
 
 class ViewChanges:
-    """The changes during one leadership. `scene`: as `Master.scene`."""
+    """The changes of the view during one leadership. `scene`: as `Master.scene`."""
 
     def __init__(self, scene: Callable[[], Scene]) -> None:
         self._scene = scene
@@ -56,9 +57,9 @@ class ViewChanges:
         self.epoch = secrets.randbits(61) or 1
         self._sequence = 0
         self._floor = 0
-        """The number of the newest deletion that was forgotten."""
+        """The number of the newest deletion that is no longer remembered."""
         self._changed: dict[str, int] = {}
-        """The number of each unit's last change, rising."""
+        """The number of each unit's last change, in rising order."""
         self._due: list[tuple[int, str]] = []
         """When tablets change because time passes, without a report."""
         self._full: dict[str, tuple[bool, int]] = {}
@@ -70,7 +71,7 @@ class ViewChanges:
         self._liveness.on_report = self._reported
 
     async def load(self) -> None:
-        """Number all units there are. Until this returns, no page may be asked for."""
+        """Number all existing units. Until this returns, no page may be requested."""
         for number, tablet_id in enumerate(list(self._catalog.current)):
             if number % LOAD_UNITS == LOAD_UNITS - 1:
                 await asyncio.sleep(0)
@@ -92,7 +93,7 @@ class ViewChanges:
         self._changed[key] = self._sequence
 
     def _row(self, key: bytes) -> None:
-        """A row of the catalog changed."""
+        """Note that a row of the catalog changed."""
         if key.startswith(TABLET_PREFIX):
             tablet_id = key[len(TABLET_PREFIX) :].decode()
             self._place(tablet_id)
@@ -111,7 +112,7 @@ class ViewChanges:
                 self._reported(tablet_id)  # they show its name and its replication factor
 
     def _reported(self, tablet_id: str) -> None:
-        """A replica's report came or went."""
+        """Note that a replica's report came or went."""
         if tablet_id in self._catalog.current:
             self._touch(_TABLET + tablet_id)
 
@@ -127,8 +128,7 @@ class ViewChanges:
                 self._on_node.setdefault(node_id, {})[tablet_id] = None
 
     async def _pass_time(self) -> Scene:
-        """Record what changed without a row or a report: replicas that now count as missing, or no longer
-        do."""
+        """Record the changes that need no row or report: replicas that now count as missing, or no longer do."""
         for node_id, life in list(self._liveness.nodes.items()):
             full = (life.full, life.full_since_ms)
             if self._full.get(node_id) != full:
@@ -153,7 +153,7 @@ class ViewChanges:
     # --- the pages ---
 
     async def page(self, since: master_pb2.ViewPlacePB, cluster_id: str) -> master_pb2.GetClusterViewResponse:
-        """The next page after `since`."""
+        """The next page of changes after the number `since`."""
         scene = await self._pass_time()
         self._forget()
         known = since.epoch == self.epoch and self._floor <= since.sequence <= self._sequence
@@ -238,7 +238,7 @@ class ViewChanges:
         return size
 
     def _counts(self, scene: Scene) -> dict[str, int]:
-        """The replicas that configurations give to each node."""
+        """How many replicas configurations give to each node."""
         counts = {node_id: len(tablets) for node_id, tablets in self._on_node.items()}
         if (row := self._catalog.catalog_tablet) is not None:
             for peer in scene.config(row).peers:

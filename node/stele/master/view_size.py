@@ -1,7 +1,7 @@
-"""How much the tables take: bytes of a view, replicas on nodes. Counted before a change, by tables.py,
-altering.py and replicas.py.
+"""Measures how much the tables take: bytes of a view, replicas on nodes. tables.py, altering.py and
+replicas.py use it before a change.
 
-Pure. Invariant: what is counted is at least what a view of healthy tables takes.
+Pure. Invariant: a measured size is at least what a view of healthy tables takes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from stele.master.records import TableRecord
 VIEW_BYTES_MAX = 24 << 20
 """The most bytes of a view for tables, counted by `view_bytes`: some 14,000 tablets of three replicas.
 
-Views are sent in pages, so the size of a message does not bound them. Masters and drivers hold them in memory, and a new driver reads all.
-Measured with 10,000 tablets: docs/performance.md.
+Views are sent in pages, so the size of a message does not bound them. But masters and drivers hold them in
+memory, and a new driver reads a whole view. docs/performance.md has measurements with 10,000 tablets.
 """
 ONE_MESSAGE_BYTES_MAX = 12 << 20
 """The most bytes of a view for tables before cluster version 2 is finalized.
@@ -28,8 +28,8 @@ tablets that change or failed.
 def view_bytes(table: TableRecord, tablets: int) -> int:
     """The most bytes that a healthy table with this many tablets takes in a view.
 
-    It has one configuration from the catalog, and one from each replica. Each configuration holds the addresses
-    of all members, of up to 48 characters.
+    Each tablet has one configuration from the catalog, and one from each replica. Each configuration holds
+    the addresses of all members, of up to 48 characters.
     """
     name, peers = len(table.name.encode()), table.replication_factor
     config = 24 + 80 * peers
@@ -52,7 +52,7 @@ def wanted_replicas(catalog: Catalog, changed: TableRecord | None = None) -> int
 
 
 def _counted(catalog: Catalog, changed: TableRecord | None) -> Iterator[tuple[TableRecord, int]]:
-    """Each table that holds tablets, with their number."""
+    """Each table that holds tablets, with the number of its tablets."""
     for table in (*catalog.live_tables, *catalog.dropped.values()):
         shown = changed if changed is not None and changed.table_id == table.table_id else table
         yield shown, sum(i in catalog.current for i in catalog.tablets_of[table.table_id])

@@ -1,8 +1,9 @@
 """Records what somebody wants of a node, and ends it when its time is over. Called by service.py and
 background.py on the leader.
 
-What is wanted is kept apart from what is seen: a silent node may be wanted in service, and a live one parked.
-Everything but RETIRED can be undone. The driver plans; this module only records what is wanted.
+The wanted state is stored apart from the state that is seen. A silent node may be wanted in service, and a
+live one parked. Every wanted state except RETIRED can be undone. The driver plans; this module only records
+what is wanted.
 
 Invariants: only the owner of a wanted state changes it, or an administrator who says `override`. Leaders'
 monotonic clocks count its time and write it to the row each minute. So a change of leaders lengthens it by a
@@ -43,19 +44,21 @@ _WANTED = {
 
 
 async def want_node(lead: Leadership, request: master_pb2.WantNodeRequest) -> None:
-    """Record what is wanted of a node. The same request again restarts its time.
+    """Record what is wanted of a node. Repeating a request restarts its time.
 
     Raises:
-        Rejected: STALE_EPOCH (epoch 0: an administrator). NOT_FOUND. INVALID_ARGUMENT: it is RETIRED, or
+        Rejected: STALE_EPOCH (epoch 0: an administrator). NOT_FOUND. INVALID_ARGUMENT, the node is RETIRED,
             somebody else asked for what is wanted now, or the time is missing or out of place.
-            UNSUPPORTED_VERSION: DRAINED, PARKED or FENCED before the cluster version is finalized.
+            UNSUPPORTED_VERSION, DRAINED, PARKED or FENCED before the cluster version is finalized.
     """
     node_id = id_from_pb(request.node_id)
     wanted = _WANTED.get(request.wanted, "")
     if not wanted:
         raise Rejected(f"node {node_id[:8]}: the request does not say what is wanted")
     if wanted in KEPT and not request.for_ms:
-        raise Rejected(f"node {node_id[:8]} is to be {wanted}: the request does not say for how long")
+        raise Rejected(
+            f"node {node_id[:8]} is to be {wanted}: the request does not say for how long; give a time"
+        )
     if request.for_ms and wanted not in (*KEPT, "DRAINED"):
         raise Rejected(
             f"node {node_id[:8]}: only parking, fencing and draining may have an end; it is to be {wanted}"
@@ -65,7 +68,10 @@ async def want_node(lead: Leadership, request: master_pb2.WantNodeRequest) -> No
             check_epoch(lead, request.epoch)
         node = lead.catalog.nodes.get(node_id)
         if node is None:
-            raise Rejected(f"there is no node with the id {node_id[:8]}", code=Code.NOT_FOUND)
+            raise Rejected(
+                f"there is no node with the id {node_id[:8]}; `stele node list` shows all",
+                code=Code.NOT_FOUND,
+            )
         if wanted == "FENCED" and node.role == "master":
             # A fenced master could not vote, and fencing can only be ended through the catalog.
             raise Rejected(f"{node.name or node_id[:8]} is a master; only nodes can be fenced")
@@ -103,7 +109,9 @@ def _check_owner(node: NodeRecord, owner: str, override: bool) -> None:
 
 
 def _changed(node: NodeRecord, wanted: str, owner: str, reason: str, for_ms: int) -> NodeRecord:
-    """The row after the request. A node that was given up as silent counts as wanted in service already."""
+    """The node's row after the request. A node that was given up as silent counts as wanted in service
+    already.
+    """
     if wanted == "IN_SERVICE":
         if node.asked == "IN_SERVICE":
             return node
@@ -115,7 +123,7 @@ def _changed(node: NodeRecord, wanted: str, owner: str, reason: str, for_ms: int
 
 
 async def keep_time(lead: Leadership) -> None:
-    """End the wanted states whose time is over, and write the time left of the others each minute."""
+    """End the wanted states whose time is over. Each minute, write down the time that the others have left."""
     due = [n.node_id for n in lead.catalog.nodes.values() if n.left_ms and _is_due(lead, n)]
     if due:
         await lead.do(_write_time(lead, due[:NODES_AT_ONCE]))
