@@ -1,7 +1,7 @@
 """Asks nodes for the newest reports of their replicas. Used by executor, orders and forecasts.
 
-Few tablets are asked for in one call, and few calls are made at once. One step of the event loop reads all answers
-that have come. Invariant: a node that does not answer changes nothing; the masters' view of it is used.
+Few tablets are asked for in one call, and few calls are made at once. One step of the event loop reads all
+answers that have come. Invariant: if a node does not answer, the masters' view of it is used unchanged.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from stele.rpc.proto import common_pb2, consensus_pb2
 from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
 
 CALLS_AT_ONCE, TABLETS_AT_ONCE = 16, 12
-"""The most calls at once, and most tablets in one. It takes some 3 ms to read the answers to all of them."""
+"""The most calls at once, and the most tablets in one call. Reading the answers to all of them takes some 3
+ms.
+"""
 _ASK_TIMEOUT_S = 1.0
 
 
 class Answers:
-    """The answers of nodes. `reports`: by node. `errors`: of nodes that did not answer; they are not asked
-    again."""
+    """The answers of nodes. `reports`: by node. `errors`: of the nodes that did not answer, which are not
+    asked again.
+    """
 
     def __init__(self) -> None:
         self.reports: dict[str, list[common_pb2.ReplicaStatusPB]] = {}

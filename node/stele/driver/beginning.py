@@ -1,4 +1,4 @@
-"""Begins replacements: a target and an intent for each voter that is missing. Pure; used by planner.py.
+"""Begins replacements: chooses a target and makes an intent for each missing voter. Pure; used by planner.py.
 
 Invariant: an intent is begun only for a tablet without one, on a machine without a replica of the tablet.
 """
@@ -24,9 +24,12 @@ from stele.driver.view import (
 
 
 class Beginning:
-    """Begins the replacements of one plan. Each leaves less room and fewer copies for the tablets that come
-    later. `reserved`: who holds the change budget and has a node away, in words; unless it is empty, only heals
-    begin."""
+    """Begins the replacements of one plan. Each one leaves less room and fewer copies for the tablets that
+    come later.
+
+    `reserved`: who holds the change budget and has a node away, in words. If it is not empty, only heals
+    begin.
+    """
 
     def __init__(
         self,
@@ -80,15 +83,20 @@ class Beginning:
         )
 
     def begin_by_hand(self, s: Situation) -> Step | None:
-        """Begin the next move that was asked for by hand. The last check: the tablet needs nothing else."""
+        """Begin the next move that was asked for by hand. This check is the last: the tablet needs nothing
+        else.
+        """
         step = begin_by_hand(s, self._view, self._policy, self._load, self._slots, self._epoch)
         if step is not None and self._reserved:
             return blocked(s, "BudgetHeld", f"placed by hand; waits, as {self._reserved}")
         return step
 
     def _no_target(self, s: Situation, replaced: Member | None) -> Step | None:
-        """The step if no other machine can take the replica. The machine of a bad member can, once the
-        configuration no longer names the member: remove or demote it first. Otherwise the tablet is blocked."""
+        """The step if no other machine can take the replica.
+
+        The machine of a bad member can take it, once the configuration no longer names that member. So the
+        step removes or demotes such a member. Otherwise the tablet is blocked.
+        """
         for m in s.members:
             if (
                 m.kept
@@ -119,15 +127,17 @@ class Beginning:
 
 
 def _to_replace(s: Situation) -> Member | None:
-    """The member that a new replica replaces: a dead or FAILED voter, else another dead member, else a
-    draining one."""
+    """The member that a new replica replaces: a dead or FAILED voter first, then another dead member, then a
+    draining one. None if there is none.
+    """
     poor = [m for m in s.members if not (m.live and m.active) and not m.kept]
     return min(poor, key=lambda m: (m.live, not m.peer.votes, m.peer.replica_id), default=None)
 
 
 def waits_for_parked(s: Situation) -> Step | None:
-    """A blocked step if the tablet must wait for parked members: no voter can be added, and only members that will return
-    are away. Else None."""
+    """A blocked step if no voter can be added and only parked members are away. The tablet waits for them.
+    Else None.
+    """
     away = [m for m in s.voters if not m.live]
     if s.can_grow() or not away or not all(m.kept for m in away):
         return None

@@ -1,9 +1,9 @@
 """The change budget as drivers see it: who holds it, and what may not begin meanwhile. Used by planner and by
 masters that drive; pure.
 
-The operator decides who holds the budget, and writes it to the catalog before it acts. Only that entry names
-the nodes whose pods are made again: in the states of nodes they are in service. Heals, drains and parked nodes show in
-the states of nodes as well.
+The operator decides who holds the budget, and writes the holder to the catalog before it acts. Only that
+entry names the nodes whose pods are made again: by their states these nodes are in service. Heals, drains and
+parked nodes also show in the states of nodes.
 
 Invariant: heals never wait for the budget.
 """
@@ -17,14 +17,15 @@ from stele.driver.situation import is_dead
 from stele.driver.view import Away, ClusterView, Holder, NodeState, NodeView, Wanted
 
 _KINDS = ("heal", "drain", "park")
-"""The kinds of holders that show in the states of nodes, in the order in which they are shown."""
+"""The kinds of holders that show in the states of nodes, in the order of display."""
 
 
 def reserved_by(view: ClusterView, policy: Policy, named: Mapping[str, int]) -> str:
-    """Who has taken a node away that has not come back yet, in words; "": nobody. Then no drain and no move begins.
+    """Name the holder that has taken a node away which is not back yet. While there is one, no drain and no
+    move begins. "": there is none.
 
-    `named`: how many tablets name each node. A node that no tablet names any more was replaced, so nobody waits for
-    it.
+    `named`: how many tablets name each node. Nobody waits for a node that no tablet names any more: it was
+    replaced.
     """
     for holder in view.holding:
         away = [(a, node) for a in holder.away if (node := view.node(a.node_id)) is not None]
@@ -40,23 +41,23 @@ def _counts(node: NodeView, named: Mapping[str, int]) -> bool:
 
 
 def _is_back(away: Away, node: NodeView, policy: Policy) -> bool:
-    """Whether the node is heard as a newer process than the one that was to go."""
+    """Whether the node is heard as a newer process than the one that was taken away."""
     return node.incarnation > away.incarnation and not _is_silent(node, policy)
 
 
 def _is_silent(node: NodeView, policy: Policy) -> bool:
-    """Whether nobody hears the node. A new leading master counts its silence from its own start."""
+    """Whether nobody hears the node. A new leading master counts a node's silence from its own start."""
     return not node.ever_heard or node.heartbeat_age_ms > policy.lost_after_ms
 
 
 def taken_over(
     view: ClusterView, policy: Policy, waiting: Collection[str], names: Mapping[str, str]
 ) -> tuple[tuple[Holder, ...], tuple[str, ...]]:
-    """Who holds the budget, and who waits, while the driver that wrote it down is away. `names`: of nodes, by
-    id.
+    """Determine who holds the budget, and who waits, while the driver that wrote it down is away. `names`: of
+    nodes, by id.
 
-    A holder keeps the budget while nodes that it has taken away are silent. Otherwise they are back, or its driver
-    has not taken them away yet. Then it waits until that driver returns.
+    A holder keeps the budget while nodes that it has taken away are silent. If none is silent, either they
+    are back, or the driver has not taken them away yet. Such a holder waits until its driver returns.
     """
     named: dict[str, int] = {n.node_id: n.replicas for n in view.nodes}
     stays, waits = [], []

@@ -1,11 +1,12 @@
-"""Compares replicas that heals and moves made with other voters of their tablets. Has the masters record the results.
+"""Compares replicas made by heals and moves with other voters of their tablets. Has the masters record the
+results.
 
-A part of the executor, so each driver does it. The catalog says which replicas wait to be compared, so the next
-driver continues where one stops. Both replicas sum up their rows at one moment, which the leader has prepared. No row
-leaves a node.
+A part of the executor, so each driver does it. The catalog says which replicas wait to be compared, so the
+next driver continues where one stops. Both replicas compute a checksum of their rows at one moment, which the
+leader has prepared. No row leaves a node.
 
-Invariants: one tablet is compared at a time, and a rest of the same length follows. A difference counts only if it is
-found three times. It ends only once the replica holds the same rows as all other voters.
+Invariants: one tablet is compared at a time, and a rest of the same length follows. A difference counts only
+if it is found three times. It ends only once the replica holds the same rows as all other voters.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ _TRIES = 3
 _REST_S = 0.2
 _AGAIN_S = 1.0
 _LATER_S = (10.0, 600.0)
-"""The pauses after a comparison without a result: the first, and the longest. Each is twice the one before."""
+"""The pauses after a comparison without a result: the first and the longest. Each pause is twice the one
+before.
+"""
 _DIFFERED_S = 600.0
 """The pause after a difference was recorded. A change of members ends it."""
 _RECORDED_S = 60.0
@@ -59,8 +62,9 @@ class Voter:
 
 @dataclass(frozen=True, slots=True)
 class CopyMade:
-    """A replica to be compared. `others`: the other voters, the leader first. `differed`: whether
-    its rows differed when it was last compared."""
+    """A replica to be compared. `others`: the other voters, the leader first. `differed`: whether its rows
+    differed in the last comparison.
+    """
 
     tablet_id: TabletId
     table_name: str
@@ -77,7 +81,7 @@ Sum = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class CopyCheck:
-    """What a comparison found.
+    """The result of a comparison.
 
     Attributes:
         made: The replica.
@@ -163,7 +167,9 @@ class CopyCheck:
 
 
 def copies_to_compare(view: ClusterView) -> list[CopyMade]:
-    """The replicas that wait to be compared, then those that differed. Without those that cannot be compared now. Pure."""
+    """The replicas that wait to be compared, and after them those that differed. Leaves out those that cannot
+    be compared now. Pure.
+    """
     found = [
         made
         for tablet in view.tablets
@@ -193,7 +199,7 @@ def _made(tablet: TabletView, record: CopyRecord, view: ClusterView) -> CopyMade
 
 @dataclass(slots=True)
 class _Trial:
-    """When a replica is to be compared again, and how often in a row it could not be."""
+    """When a replica is to be compared again, and how many comparisons in a row failed."""
 
     due_s: float
     config_index: int
@@ -203,8 +209,9 @@ class _Trial:
 class CopyChecks:
     """The comparisons of one driver.
 
-    `claim` takes or renews its claim. `record` has the masters record a result. Both raise SteleError. `on_done` is
-    called with each result. Of several attempts in a row without a result it is called with the first only.
+    `claim` takes or renews its claim. `record` has the masters record a result. Both raise SteleError.
+    `on_done` is called with each result. Of several attempts in a row without a result, it is called only
+    with the first.
     """
 
     def __init__(
@@ -230,7 +237,9 @@ class CopyChecks:
         return self._task is not None and not self._task.done()
 
     def look(self, wanted: list[CopyMade]) -> None:
-        """Begin to compare those of `copies_to_compare` that are due. Does nothing while comparisons are under way."""
+        """Begin the comparisons in `copies_to_compare` that are due. Does nothing while comparisons are under
+        way.
+        """
         if self.busy:
             return
         open_now = {(made.tablet_id, made.new.replica_id) for made in wanted}
@@ -280,7 +289,7 @@ class CopyChecks:
         return True
 
     def _learn(self, check: CopyCheck, recorded: bool) -> bool:
-        """Set when this replica is due again. Returns whether to report the result."""
+        """Note when this replica is due again. Returns whether to report the result."""
         made = check.made
         key = (made.tablet_id, made.new.replica_id)
         failures = 0 if recorded else (self._trials[key].failures if key in self._trials else 0) + 1
@@ -329,7 +338,7 @@ class CopyChecks:
         return CopyCheck(made, odd, moment, (mine, its), bool(new.sums), further)
 
     async def _prepared(self, made: CopyMade, snapshot: int) -> tserver_pb2.PreparedTabletPB:
-        """Ask the voters until one leads: then all of them can answer for the snapshot."""
+        """Ask voters to prepare the snapshot until one of them leads. Then all of them can answer for it."""
         request = tserver_pb2.PrepareSnapshotRequest(
             snapshot=snapshot,
             tablet_ids=[id_to_pb(made.tablet_id)],
@@ -354,10 +363,11 @@ class CopyChecks:
 def at_one_moment(
     mine: tserver_pb2.ChecksumResponse, its: tserver_pb2.ChecksumResponse, snapshot: int
 ) -> tuple[int, Sum, Sum]:
-    """(moment, sum, sum) of two answers. Those of key spaces have the sums of several log indexes; the highest common one counts.
+    """(moment, sum, sum) of two answers. Answers of key spaces have the sums of several log indexes; the
+    highest common index counts.
 
     Raises:
-        Retryable: NOT_READY, they have none in common.
+        Retryable: NOT_READY, the answers have no moment in common.
     """
     if not mine.sums and not its.sums:
         return snapshot, (mine.rows, mine.checksum), (its.rows, its.checksum)

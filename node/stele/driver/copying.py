@@ -1,4 +1,4 @@
-"""Decides how a copy continues: from which source, whether to restart it, whether on another target.
+"""Decides how a copy continues: from which source, whether to restart it, whether to try another target.
 
 Called by planner; pure, plans no step itself. Invariant: a target is given up only if another node could take
 the copy.
@@ -15,10 +15,12 @@ from stele.model.ids import NodeId
 
 
 class Copying:
-    """The decisions of one pass. Each answer is a reason in words for a step; "" means no.
+    """The decisions of one pass. Except for `source`, each answer is a reason in words for a step; "" means
+    no.
 
     Tablets in `trials` are planned anew in each pass. For any other tablet, `load.asked` notes when an answer
-    depends on more than its situation (kept_steps.py)."""
+    depends on more than its situation (kept_steps.py).
+    """
 
     def __init__(self, view: ClusterView, policy: Policy, trials: Trials, load: Load) -> None:
         self._view = view
@@ -27,8 +29,11 @@ class Copying:
         self._load = load
 
     def source(self, s: Situation, replica_id: int) -> NodeId:
-        """The node to copy from: the leader; after the first, third, ... failure another live data voter that
-        answers the leader. A replica whose rows differ from another voter's is used only if there is no other."""
+        """The node to copy from: normally the leader. After the first, third, ... failure it is another live
+        voter with rows that answers the leader.
+
+        A replica whose rows differ from another voter's is used only if there is no other.
+        """
         first = s.leader() or s.data_voters[0]
         candidates = [first, *(m for m in s.data_voters if m is not first and m.answers)]
         doubted = {c.replica_id for c in s.tablet.copies if c.differs}
@@ -100,8 +105,9 @@ class Copying:
         return f"the copy failed ({copy.error}), and node {target.node_id[:8]} has no room for it"
 
     def _never_promoted(self, s: Situation, intent: Intent) -> str:
-        """Why to give up a target that does not become a voter. A witness is kept: without its vote the group tolerates
-        no fault."""
+        """Why to give up a target that does not become a voter. A witness is never given up for this: without
+        its vote the group tolerates no fault.
+        """
         late = self._trials.is_late(intent.tablet_id, intent.replica_id)
         if not late or (s.joining is not None and s.joining.peer.votes):
             return ""

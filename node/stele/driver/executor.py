@@ -1,8 +1,8 @@
 """Carries plans out: claim, observe, plan, order, report. Used by `stele driver run` and by the operator.
 
-Owns the claim, its renewal, and recent errors. Each pass takes all else from the masters' view; keeping.py
-fetches the changes. Safe to interrupt anywhere. Invariant: no order is given under an epoch that a master has
-refused.
+Owns the claim, its renewal, and recent errors. Each pass takes everything else from the masters' view;
+keeping.py fetches the changes. It may be interrupted anywhere. Invariant: no order is given under an epoch
+that a master has refused.
 """
 
 from __future__ import annotations
@@ -43,11 +43,13 @@ log = structlog.get_logger("stele.driver")
 
 STEPS_AT_ONCE = 16
 REPORTED_MS = 15_000
-"""The time after which the masters know the effect of an order: nodes report changes each second. Until then, the
-driver asks the nodes themselves, except silent ones."""
+"""After this time the masters know the effect of an order, because nodes report changes each second. Until
+then the driver asks the nodes themselves, except silent ones.
+"""
 MASTERS_TIMEOUT_S, MASTERS_ROUNDS = 10.0, 2
-"""The timeout and the attempts of a call to the masters. They are short, so that a pass fails rather than waits:
-the next one comes soon."""
+"""The timeout and the attempts of a call to the masters. They are short, so that a pass fails early: the next
+one comes soon.
+"""
 
 
 class StaleEpoch(Rejected):
@@ -68,9 +70,10 @@ class Outcome:
 class Report:
     """The result of one pass: the view, the outcome of each step, and the same as records for users.
 
-    `situations`: those of tablets that are not at rest, on which the steps were planned. `leaders_rest`: no leader may
-    move for a moment, so a pass soon may find more to do. `some_rest`: leaders that moved lately may not move again
-    yet."""
+    `situations`: those of tablets that are not at rest, on which the steps were planned. `leaders_rest`: no
+    leader may move for a moment, so a later pass may find more to do. `some_rest`: leaders that moved lately
+    may not move again yet.
+    """
 
     view: ClusterView
     outcomes: tuple[Outcome, ...]
@@ -86,9 +89,13 @@ class Report:
 
 
 class Executor:
-    """One driver. `holder` names it in the claim; `ttl_ms` is how long its claim outlives its last renewal.
-    `keeper`: keeps the view; pass one that others use too, to share it. `override_held`: work although the policy
-    in the catalog holds drivers back. `on_copy`: called with each comparison of a replica that a driver made."""
+    """One driver.
+
+    - `holder` names it in the claim. `ttl_ms`: its claim expires this long after its last renewal.
+    - `keeper` keeps the view. Pass a keeper that others use too, to share its view.
+    - `override_held`: work although the policy in the catalog holds drivers back.
+    - `on_copy`: called with each comparison of a replica that a driver made.
+    """
 
     def __init__(
         self,
@@ -108,7 +115,7 @@ class Executor:
         )
         self.claim: Claim | None = None
         self.known = Known()
-        """What is kept from plan to plan. Other plans of the same cluster may use it too."""
+        """Results that are kept from plan to plan. Other plans of the same cluster may use them too."""
         self._pool = pool
         self._keeper = keeper or ViewKeeper()
         self._holder = holder
@@ -118,9 +125,9 @@ class Executor:
         self._now_ms = now_ms
         self._renewed_ms = 0
         self._ordered: dict[str, tuple[int, Step]] = {}
-        """The last order that each tablet got, and when."""
+        """By tablet: the last order that it got, and when."""
         self._asked_in = 0
-        """The epoch in which a pass was carried out."""
+        """The epoch in which a pass was last carried out."""
         self._pace = Pace()
         self._refusals = WitnessRefusals()
         self._copies = CopyMemory()
@@ -134,7 +141,7 @@ class Executor:
 
         Raises:
             StaleEpoch: another driver took it from this one.
-            SteleError: NOT_READY, another driver still holds it; or no master answers.
+            SteleError: NOT_READY, another driver still holds it. Other codes: no master answers.
         """
         async with self._claiming:  # of two that claim anew, the later would fence the earlier
             return await self._ensure_claim()
@@ -176,11 +183,13 @@ class Executor:
         await self.release()
 
     async def compare_copies(self, view: ClusterView) -> None:
-        """Begin to compare the replicas of this view that wait for it with other voters, in the background."""
+        """Begin, in the background, to compare the replicas of this view that wait for it."""
         self.checks.look(await asyncio.to_thread(copies_to_compare, view))
 
     async def _claim_to_record(self) -> None:
-        """As `ensure_claim`. If another driver took over, the next pass raises StaleEpoch, too."""
+        """Take or renew the claim, as `ensure_claim`. If another driver took over, the next pass raises
+        StaleEpoch, too.
+        """
         before = self.claim
         try:
             await self.ensure_claim()
@@ -200,8 +209,8 @@ class Executor:
     async def observe(self, policy: Policy) -> ClusterView:
         """The masters' view, with fresh reports from the nodes of tablets that change or must change.
 
-        Fresh reports also hold the present size of a tablet. A new replica needs it, and nodes report it only
-        when asked.
+        Fresh reports also hold the present size of a tablet. A new replica needs the size, and nodes report
+        it only when asked.
         """
         view = (await self._keeper.renew(pages_of(self.masters, self._holder))).view
         current = (n for n in view.nodes if n.role == "master" and n.state is not NodeState.RETIRED)
@@ -210,19 +219,19 @@ class Executor:
         return await ask_nodes(self._pool, view, wanted)
 
     def has_work(self, view: ClusterView, policy: Policy) -> bool:
-        """Whether there is a step that can be taken, or waited for. Runs in a thread; needs no claim.
+        """Whether there is a step that can be taken, or must be waited for. Runs in a thread; needs no claim.
 
-        Blocked steps are no work, and neither are leaders that this driver may move again only in some minutes.
+        Blocked steps are no work. Nor are leaders that this driver may move again only in some minutes.
         """
         trials = replace(NO_TRIALS, leaders=self._leaders.for_minutes(self._now_ms()))
         return any(not isinstance(step, Blocked) for step in plan(view, policy, trials, self.known))
 
     async def run_once(self, policy: Policy, view: ClusterView | None = None) -> Report:
-        """One pass: claim, observe (unless a view is given), plan, carry out. Never waits for a copy.
+        """Run one pass: claim, observe (unless a view is given), plan, carry out. Never waits for a copy.
 
         Raises:
             StaleEpoch: another driver took over; stop for good.
-            SteleError: no claim or no view; try again later.
+            SteleError: there is no claim or no view; try again later.
         """
         claim = await self.ensure_claim()
         if view is None:
@@ -235,7 +244,9 @@ class Executor:
             )
         if view.claim is None or view.claim.epoch != claim.epoch:
             held = f"epoch {view.claim.epoch} ({view.claim.holder})" if view.claim is not None else "no epoch"
-            raise self._stopped(StaleEpoch(f"driver epoch {claim.epoch} is stale; {held} is in force"))
+            raise self._stopped(
+                StaleEpoch(f"driver epoch {claim.epoch} is stale; {held} is in force, so this driver stops")
+            )
         now = self._now_ms()
         steps, situations = await to_its_end(self._planned, view, policy, now)
         starts = WitnessStarts()
@@ -259,8 +270,9 @@ class Executor:
         view: ClusterView,
         situations: Mapping[str, Situation],
     ) -> tuple[Report, SteleError | None]:
-        """The result of a pass, and the error that says that another driver took over. `done`: outcomes of orders, by their
-        place in the steps."""
+        """The report of a pass, and the error if another driver took over. `done`: outcomes of orders, by
+        their place in the steps.
+        """
         now = self._now_ms()
         self._ordered.update({o.step.tablet_id: (now, o.step) for o in done.values()})
         outcomes = tuple(done.get(at) or Outcome(step) for at, step in enumerate(steps))
@@ -283,8 +295,9 @@ class Executor:
         return {t: step for t, (_, step) in self._ordered.items()}
 
     def _records(self, outcomes: Sequence[Outcome], view: ClusterView) -> tuple[Progress, ...]:
-        """The outcomes for users: one record for each step, but one for all leaders that move between two
-        nodes."""
+        """The outcomes as records for users. Each step has one, but all leaders that move between two nodes
+        share one.
+        """
         now = self._now_ms()
         moves = [(o.step, o.error) for o in outcomes if spreads_leaders(o.step)]
         tablets = {o.step.tablet_id: view.tablet(o.step.tablet_id) for o in outcomes}
@@ -303,8 +316,9 @@ class Executor:
     def _planned(
         self, view: ClusterView, policy: Policy, now_ms: int
     ) -> tuple[tuple[Step, ...], Mapping[str, Situation]]:
-        """The plan of this pass, and the situations in it. Runs in a thread: with thousands of intents each part takes
-        some ms."""
+        """Plan this pass, and return the plan and its situations. Runs in a thread: with thousands of intents
+        each part takes some ms.
+        """
         leaders = self._leaders.look(view, policy.leader_moves_per_minute, now_ms)
         trials = replace(self._copies.look(view, now_ms), leaders=leaders)
         with self.known.lock:
@@ -318,8 +332,11 @@ class Executor:
     async def _carry_all_out(
         self, orders: Orders, steps: Sequence[Step], view: ClusterView
     ) -> dict[int, Outcome]:
-        """Give the orders, and return their outcomes by their place in the steps. At most STEPS_AT_ONCE are under way,
-        and each begins in a turn of the event loop of its own. Otherwise thousands of orders would hold the loop."""
+        """Give the orders, and return their outcomes by their place in the steps.
+
+        At most STEPS_AT_ONCE are under way, and each begins in a turn of the event loop of its own. Otherwise
+        thousands of orders would hold the loop.
+        """
         left = ((at, step) for at, step in enumerate(steps) if not isinstance(step, WAITS))
         done: dict[int, Outcome] = {}
         turns = Turns()
@@ -363,9 +380,10 @@ class Executor:
 def _to_ask(
     view: ClusterView, policy: Policy, known: Known, lately: Mapping[str, Step] | None = None
 ) -> dict[str, list[TabletId]]:
-    """By node: the tablets that matter now and that the node knows more about than the masters.
+    """By node: the tablets that matter now and about which the node knows more than the masters.
 
-    `lately`: the newest orders that the masters may not know of yet, by tablet; None: any tablet may have got one.
+    `lately`: by tablet, the newest orders that the masters may not know of yet. None: any tablet may have got
+    an order.
     """
     wanted: dict[str, list[TabletId]] = {}
     with known.lock:
@@ -385,17 +403,18 @@ def _to_ask(
 
 
 def _is_told(s: Situation, ordered: Step | None) -> bool:
-    """Whether the masters know what came of the last order. They do if they know of a configuration after the one that
-    the order changed."""
+    """Whether the masters know the effect of the last order: they know of a configuration after the one that
+    it changed.
+    """
     if ordered is None:
         return True
     return isinstance(ordered, MEMBERSHIP_STEPS) and s.tablet.config.opid_index > ordered.cas
 
 
 def _waits_for_turn(s: Situation) -> bool:
-    """Whether all that the tablet waits for is a slot to copy the rows of its witness.
+    """Whether the tablet waits only for a slot to copy the rows of its witness.
 
-    After the loss of a node there are thousands of these, in each pass.
+    After the loss of a node, each pass has thousands of such tablets.
     """
     m = s.joining
     if m is None or not m.live or m.peer.member_type is not MemberType.WITNESS:

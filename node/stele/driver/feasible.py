@@ -1,8 +1,8 @@
 """Says beforehand whether nodes can be drained or parked, and why not. Used by the command line and the
 operator; pure.
 
-It asks the planner's own choice of targets, so it refuses what would end in Blocked. It is not a promise,
-because the cluster may change meanwhile. Safety does not depend on it.
+It uses the planner's own choice of targets, so it refuses a drain that would end in Blocked. It is no
+promise, because the cluster may change meanwhile. Safety does not depend on it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ NAMED_MAX = 3
 
 @dataclass(slots=True)
 class _Kind:
-    """The tablets with one fault: their number, the first few in words, and the ids of their dropped tables."""
+    """The tablets with one fault: their number, the first few in words, and the ids of those tables that are
+    dropped.
+    """
 
     count: int = 0
     named: list[str] = field(default_factory=list)
@@ -49,8 +51,7 @@ def _name(tablet: TabletView) -> str:
 
 
 def drain_faults(view: ClusterView, policy: Policy, leaving: Collection[str]) -> tuple[str, ...]:
-    """Why these nodes cannot all be drained: a sentence for each cause, with what would help. Empty if they
-    can.
+    """Why these nodes cannot all be drained: a sentence for each cause, with a remedy. Empty if they can.
 
     Nodes that drain already do not count as new, but they take no replicas.
     """
@@ -113,8 +114,7 @@ def _no_room(room: dict[tuple[str, bool], _Kind]) -> tuple[str, ...]:
 
 
 def _give_up(kind: _Kind) -> str:
-    """Advice that is right for dropped tables only: delete them for good. They serve nobody and only wait to be
-    recalled."""
+    """Advice for dropped tables only: delete them for good. They serve nobody and only wait to be recalled."""
     ids = list(kind.dropped)
     more = f" and {len(ids) - NAMED_MAX} more" if len(ids) > NAMED_MAX else ""
     commands = ", ".join(f"`stele table delete {table_id}`" for table_id in ids[:NAMED_MAX])
@@ -123,17 +123,19 @@ def _give_up(kind: _Kind) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """The effects of nodes being away. `faults`: why they must not be, a sentence for each cause. `notes`:
-    what stops meanwhile and cannot be avoided, because it has a single replica."""
+    """The effects of nodes being away. `faults`: why they must not be away, a sentence for each cause.
+
+    `notes`: the tablets that stop meanwhile. That cannot be avoided, because they have a single replica.
+    """
 
     faults: tuple[str, ...]
     notes: tuple[str, ...]
 
 
 def absence(view: ClusterView, policy: Policy, away: Collection[str]) -> Absence:
-    """The effects when these nodes are away, beside those that are parked already.
+    """The effects if these nodes are away, besides those that are parked already.
 
-    A node that is silent is away in any case, so it is not a fault.
+    A silent node is away in any case, so it is not a fault.
     """
     nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
     stopped, single = _Kind(), _Kind()

@@ -1,4 +1,4 @@
-"""Forecasts what the loss of nodes would cost. It runs the planner itself on a view in which they are silent.
+"""Forecasts what the loss of nodes would cost. Runs the planner itself on a view in which they are silent.
 Pure.
 
 Used by `stele plan`. Invariant: every copy in the forecast is one that the planner would begin.
@@ -46,11 +46,12 @@ class Affected:
 class Forecast:
     """The effects of the loss.
 
-    `leaders`: tablets that elect another leader. `stopped`: tablets without a majority, which serve nothing until
-    a node returns or an administrator acts. `at_risk`: tablets that serve, but cannot afford to lose another voter until
-    their new replica votes. `unhealed`: tablets that would stay short of a replica. `copying_s`: the least time
-    for all copies at the policy's rate; None if the policy has no rate. `healing_stops`: why nothing is healed;
-    "" if it is.
+    - `leaders`: tablets that elect another leader.
+    - `stopped`: tablets without a majority. They serve nothing until a node returns or an administrator acts.
+    - `at_risk`: tablets that serve, but cannot afford to lose another voter until their new replica votes.
+    - `unhealed`: tablets that would stay short of a replica.
+    - `copying_s`: the least time for all copies at the policy's rate; None if the policy has no rate.
+    - `healing_stops`: why nothing is healed; "" if it is.
     """
 
     lost: tuple[NodeView, ...]
@@ -82,9 +83,9 @@ def tablets_on(view: ClusterView, nodes: Collection[str]) -> list[TabletView]:
 
 
 def foretell(view: ClusterView, policy: Policy, lost: Collection[NodeId]) -> Forecast:
-    """What the loss of these nodes, all at once and for good, would cost the cluster as it is now.
+    """Forecast what the loss of these nodes, all at once and for good, would cost the cluster as it is now.
 
-    The view should have fresh sizes of the tablets concerned. Changes that are under way already are taken as done.
+    The view should have fresh sizes of the tablets concerned. Changes that are under way count as done.
     """
     struck = _without(view, lost)
     bold = replace(
@@ -142,7 +143,7 @@ def _led(tablet: TabletView, lost: Collection[str]) -> TabletView:
 
 
 def _heals(step: Step) -> TypeGuard[BeginIntent]:
-    """Whether the step begins a copy that a heal needs, and not a move."""
+    """Whether the step begins a copy for a heal, not for a move."""
     return isinstance(step, BeginIntent) and step.kind not in (MOVE, MOVE_BY_HAND)
 
 
@@ -166,8 +167,11 @@ def _affected(s: Situation, reason: str) -> Affected:
 
 
 def copying_s(sizes: Sequence[int], policy: Policy, at_once: int) -> float | None:
-    """The least time (s) of all copies: the rate of `at_once` copies bounds their sum, that of one bounds the
-    largest. None if the policy has no rate."""
+    """The least time (s) for all copies; None if the policy has no rate.
+
+    It is the larger of two times: all bytes at the rate of `at_once` copies, and the largest copy at the rate
+    of one.
+    """
     rate = policy.bytes_per_second
     if not rate:
         return None

@@ -17,12 +17,12 @@ from stele.model.ids import NodeId, TabletId
 
 
 def at(s: Situation, reason: str) -> tuple[TabletId, int, str]:
-    """The first three fields of each step."""
+    """The first three fields of each step: tablet, configuration index and reason."""
     return s.tablet.tablet_id, s.tablet.config.opid_index, reason
 
 
 def blocked(s: Situation, code: str, reason: str) -> Blocked:
-    """The step that says why nothing may be done about the tablet now."""
+    """The step that says why nothing may be done for the tablet now."""
     return Blocked(*at(s, reason), code)
 
 
@@ -36,7 +36,7 @@ class Joining:
         self.turn = f"one of the {policy.max_copies} copies that may run at once"
 
     def start_copy(self, s: Situation, intent: Intent, report: ReplicaView | None) -> Step:
-        """Order the intent's target to start, or restart, its copy."""
+        """Order the intent's target to start its copy, or to restart it."""
         source = self._copying.source(s, intent.replica_id)
         reason = f"node {intent.target_node[:8]} gets the new replica {intent.replica_id}"
         if report is not None and report.copy is not None:
@@ -64,7 +64,7 @@ class Joining:
         return WaitCopy(*at(s, reason), intent.replica_id, intent.target_node, done, total, intent.witness)
 
     def help_along(self, s: Situation, m: Member) -> Step:
-        """The step for a live WITNESS, PRE_FOLLOWER or NON_VOTER that is not a voter with rows yet."""
+        """The step for a live WITNESS, PRE_FOLLOWER or NON_VOTER that is not yet a voter with rows."""
         peer = m.peer
         if peer.member_type is MemberType.NON_VOTER and not peer.promote:
             reason = f"{m.name} {'lacks' if m.rowless else 'has'} its data; {s.needed} more voters are needed"

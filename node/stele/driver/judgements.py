@@ -1,9 +1,9 @@
-"""The situations of all tablets, renewed for what changed. Used by planner and executor.
+"""The situations of all tablets, renewed where something changed. Used by planner and executor.
 
 A tablet is judged again when its view or its intent changed. It is also judged again when one of its nodes
-changed in what a situation depends on. Everything else stays as it was judged. Most tablets are at rest, and
-a plan skips them (`is_quiet`). It looks at the others (`restless`). Only the situations of these are kept:
-those of 10,000 tablets would take 7 MB.
+changed in something on which a situation depends. All other situations stay as they were judged. Most tablets
+are at rest (`is_quiet`), and a plan skips them. It looks at the others (`restless`). Only the situations of
+the others are kept: those of 10,000 tablets would take 7 MB.
 
 Invariant: after `renew`, everything equals what a new object says of the same view. Numbers of nodes that
 change all the time are excepted (`_standing`): ages, disk space, clocks, loads. Take these from the view.
@@ -24,7 +24,7 @@ from stele.driver.view import ClusterView, Intent, NodeView, TabletView
 
 
 def is_quiet(s: Situation) -> bool:
-    """Whether no check of the planner can find a step for the tablet, and nothing about it holds others up."""
+    """Whether no check of the planner can find a step for the tablet, and the tablet delays no other."""
     return (
         at_rest(s)
         and not s.tablet.by_hand
@@ -33,11 +33,15 @@ def is_quiet(s: Situation) -> bool:
 
 
 class Judgements:
-    """The situations of the running tablets under one policy, and counts of all. Starts empty.
+    """The situations of the running tablets under one policy, and counts of all tablets. Starts empty.
 
-    `replicas`: by node, those that configurations of current tablets give it. `leads`: tablets by leading node.
-    `young`: tablets that are not created yet. `coming`: what intents bring. `uses`: slots of copies. `unreached`: members
-    that do not answer their leader, by node. `astray`: members that are away and not expected, by role and node.
+    - `replicas`: by node, how many replicas configurations of current tablets give it.
+    - `leads`: by leading node, its tablets.
+    - `young`: tablets that are not created yet.
+    - `coming`: the replicas and bytes that intents bring.
+    - `uses`: slots of copies.
+    - `unreached`: by node, members that do not answer their leader.
+    - `astray`: by role and node, members that are away and not expected.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -52,33 +56,36 @@ class Judgements:
         self._restless: dict[str, Situation] = {}
         self._in_order: list[Situation] | None = None
         self._ageing: set[str] = set()
-        """Tablets that are judged in each pass, since time alone may change their situation."""
+        """Tablets that are judged in each pass, because time alone may change their situation."""
         self._nodes: dict[str, NodeView] = {}
         """The nodes as they were when their tablets were last judged."""
         self._standings: dict[str, tuple[object, ...]] = {}
         self._tablets: dict[str, TabletView] = {}
         self._intents: Mapping[str, Intent] = {}
         self._brought: dict[str, tuple[TabletView | None, Intent]] = {}
-        """What `coming` counts."""
+        """The intents that `coming` counts."""
         self._view: ClusterView | None = None
 
     def situation(self, tablet_id: str) -> Situation | None:
-        """The situation of a running tablet; None of any other."""
+        """The situation of a running tablet; None for any other tablet."""
         found, tablet = self._restless.get(tablet_id), self._tablets.get(tablet_id)
         if found is not None or self._view is None or tablet is None or tablet.state != "RUNNING":
             return found
         return judge(tablet, self._view, self._policy, self._nodes)
 
     def restless(self) -> list[Situation]:
-        """The situations of all tablets that are not quiet; those with the least to spare first. Not to be changed."""
+        """The situations of all tablets that are not quiet, those with the least to spare first. Do not
+        change it.
+        """
         if self._in_order is None:
             self._in_order = sorted(self._restless.values(), key=lambda s: (s.spare, s.tablet.tablet_id))
         return self._in_order
 
     def renew(self, view: ClusterView) -> Iterator[tuple[str, Situation | None]]:
-        """Judge again what changed. Gives each new situation; None for a tablet that is not running, or gone.
+        """Judge again the tablets that changed. Yields each with its new situation; None for a tablet that is
+        not running, or gone.
 
-        The caller takes all of them.
+        The caller must take all of them.
         """
         last, self._view = self._view, view
         moved = self._renew_nodes(view)
@@ -103,7 +110,7 @@ class Judgements:
         return intent is not None and intent.target_node in nodes
 
     def _renew_nodes(self, view: ClusterView) -> set[str]:
-        """The nodes that changed in what situations depend on."""
+        """The nodes that changed in something on which situations depend."""
         standings: dict[str, tuple[object, ...]] = {n.node_id: _standing(n, self._policy) for n in view.nodes}
         moved = {
             n for n in standings.keys() | self._standings.keys() if standings.get(n) != self._standings.get(n)
@@ -162,7 +169,7 @@ class Judgements:
         return situation
 
     def _bring(self, tablet_id: str, tablet: TabletView | None) -> None:
-        """Count what the tablet's intent brings."""
+        """Count the replica and the bytes that the tablet's intent brings."""
         before, intent = self._brought.pop(tablet_id, None), self._intents.get(tablet_id)
         if before is not None:
             self.coming.count(*before, -1)
@@ -171,7 +178,7 @@ class Judgements:
             self.coming.count(tablet, intent, 1)
 
     def _sum(self, s: Situation, number: int) -> None:
-        """Count what plans ask of all tablets that are not quiet."""
+        """Count, over all tablets that are not quiet, what plans ask for."""
         self._in_order = None
         self.uses.count(s, number)
         for m in s.members:
@@ -182,8 +189,9 @@ class Judgements:
 
 
 def _standing(node: NodeView, policy: Policy) -> tuple[object, ...]:
-    """What a situation depends on of a node. If it is equal in two views, the node's tablets need no new
-    look."""
+    """The part of a node on which situations depend. If it is equal in two views, the node's tablets are not
+    judged again.
+    """
     plain = replace(
         node,
         heartbeat_age_ms=0,

@@ -1,7 +1,9 @@
-"""Keeps a view of the cluster and renews it by what changed. Used by executor, operator, masters that drive, and clients.
+"""Keeps a view of the cluster and renews it where something changed. Used by executor, operator, masters that
+drive, and clients.
 
-The leading master answers in pages (stele.master.view_changes). A gap, a new leader or a caller's first request
-begins the view anew. A master of an earlier version knows no pages; each of its answers is a whole view.
+The leading master answers in pages (stele.master.view_changes). After a gap, with a new leader, and at a
+caller's first request the view is fetched anew. A master of an earlier version knows no pages; each of its
+answers is a whole view.
 
 Invariant: a view is given out only after the last page, so it shows one moment.
 """
@@ -24,10 +26,10 @@ from stele.rpc.proto import master_pb2
 PAGES_MAX = 10_000
 """The most pages of one renewal. A cluster of the largest size needs about a hundred."""
 APPENDED_AT_ONCE = 256
-"""Messages that are copied in one step of the event loop: some 1 ms."""
+"""The most messages that are copied in one step of the event loop: some 1 ms."""
 
 Pages = Callable[[master_pb2.ViewPlacePB], Awaitable[master_pb2.GetClusterViewResponse]]
-"""Gives the next page after a place."""
+"""A function that returns the next page after a place."""
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -37,7 +39,9 @@ V = TypeVar("V")
 def pages_of(
     masters: Masters, holder: str = "", *, timeout_s: float | None = None, rounds: int | None = None
 ) -> Pages:
-    """The pages that the leading master gives. `holder`: the caller is a driver with this name, and is at work."""
+    """Make the function that gets pages from the leading master. `holder`: the caller is a working driver of
+    this name.
+    """
 
     async def page(since: master_pb2.ViewPlacePB) -> master_pb2.GetClusterViewResponse:
         request = master_pb2.GetClusterViewRequest(holder=holder, since=since)
@@ -50,9 +54,9 @@ def pages_of(
 
 
 class Units(Generic[T, U, V]):
-    """The units of a view, as converted from pages: tablets, tables and intents, by id. Pure.
+    """The units of a view, converted from pages: tablets, tables and intents, by id. Pure.
 
-    Invariant: after the last page of a renewal they are those of the leader at that moment.
+    Invariant: after the last page of a renewal they equal the leader's units at that moment.
     """
 
     def __init__(
@@ -95,9 +99,13 @@ class Units(Generic[T, U, V]):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The newest view. `last`: its last page, with the nodes, the claim and the policy as received.
-    `tables`: by id. `anew`: whether everything was fetched again. `touched`: if not, the tablets that
-    were."""
+    """The newest view.
+
+    - `last`: its last page, with the nodes, the claim and the policy as received.
+    - `tables`: by id.
+    - `anew`: whether everything was fetched again.
+    - `touched`: if not, the tablets that were fetched.
+    """
 
     view: ClusterView
     last: master_pb2.GetClusterViewResponse
@@ -107,7 +115,7 @@ class Kept:
 
 
 class ViewKeeper:
-    """One view. Callers may share it; they renew it one after another."""
+    """Keeps one view. Callers may share it; they renew it one after another."""
 
     def __init__(self) -> None:
         self._units: Units[tuple[TabletView, int], master_pb2.TableInfoPB, Intent] = Units(
@@ -183,7 +191,9 @@ class ViewKeeper:
 
 
 async def to_its_end(work: Callable[..., T], *args: Any) -> T:
-    """Run `work` in a thread, and wait for it even if the caller is cancelled: the next renewal must not meet it."""
+    """Run `work` in a thread, and wait for it even if the caller is cancelled. The next renewal must not
+    begin before it ends.
+    """
     running = asyncio.ensure_future(asyncio.to_thread(work, *args))
     try:
         return await asyncio.shield(running)
@@ -201,7 +211,7 @@ def view_of(
     tablets: Tablets,
     intents: tuple[Intent, ...],
 ) -> ClusterView:
-    """The view with these nodes, tablets and intents, and the rest from a message."""
+    """The view with these nodes, tablets and intents. The rest comes from a message."""
     return ClusterView(
         nodes=tuple(nodes),
         tablets=tablets,
@@ -216,7 +226,7 @@ def view_of(
 
 
 def older(tablet: TabletView, by_ms: int) -> TabletView:
-    """The tablet as it would be some ms later, if nothing were reported meanwhile."""
+    """The tablet as it would be some ms later if nothing were reported meanwhile."""
     return replace(tablet, replicas=tuple(_older(r, by_ms) for r in tablet.replicas)) if by_ms > 0 else tablet
 
 
@@ -228,7 +238,7 @@ def _older(replica: ReplicaView, by_ms: int) -> ReplicaView:
 
 
 def ageless(tablet: TabletView) -> TabletView:
-    """The tablet with age 0 for those reports whose age does not matter."""
+    """The tablet with age 0 for the reports whose age does not matter."""
     return replace(tablet, replicas=tuple(r if r.ages else replace(r, age_ms=0) for r in tablet.replicas))
 
 
@@ -244,7 +254,7 @@ def _aged_from(pb: master_pb2.TabletViewPB, now_ms: int) -> tuple[TabletView, in
 
 
 class WholeView:
-    """The whole view as one message, for a caller that looks again and again: each look fetches what changed."""
+    """The whole view as one message, for a caller that looks repeatedly. Each look fetches only what changed."""
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
@@ -272,7 +282,9 @@ class WholeView:
     async def _put_together(
         self, page: master_pb2.GetClusterViewResponse
     ) -> master_pb2.GetClusterViewResponse:
-        """The view, with nodes and claim of the last page. Few units are copied in each step of the event loop."""
+        """Put the view together, with nodes and claim of the last page. Each step of the event loop copies
+        few units.
+        """
         for field in ("tablets", "tables", "intents", "gone_tablets", "gone_tables"):
             page.ClearField(field)
         for told in _in_steps(self._units.tablets):
@@ -300,7 +312,7 @@ async def whole_view(pages: Pages) -> master_pb2.GetClusterViewResponse:
 
 
 def _in_steps(by_id: dict[str, T]) -> Iterator[Sequence[T]]:
-    """All values by id, some at a time."""
+    """Yield all values by id, some at a time."""
     found = _sorted(by_id)
     for start in range(0, len(found), APPENDED_AT_ONCE):
         yield found[start : start + APPENDED_AT_ONCE]

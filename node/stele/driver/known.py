@@ -1,8 +1,8 @@
-"""What a driver worked out in earlier passes, so that a pass costs only what has changed since. Pure; used by
-planner.
+"""Keeps what a driver computed in earlier passes, so that a pass costs only what has changed since. Pure;
+used by planner.
 
-One for each driver. All of it can be worked out again from a view: without it the planner gives the same steps.
-Invariant: it holds what follows from the view and the policy of the last `renew`.
+Each driver has one. All of it can be computed again from a view: without it the planner gives the same steps.
+Invariant: its content follows from the view and the policy of the last `renew`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,23 @@ from stele.driver.view import ClusterView
 
 
 class Known:
-    """What the planner keeps between passes: judgements, leader groups, places, steps. Hold `lock` from `renew` to the
-    last query, since passes run in threads."""
+    """The planner's results that are kept between passes: judgements, leader groups, places, steps.
+
+    Hold `lock` from `renew` to the last query, since passes run in threads.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._policy: Policy | None = None
 
     def forget(self) -> None:
-        """Work out everything anew in the next pass: an error may have left something half renewed."""
+        """Compute everything anew in the next pass. Used after an error, which may have left something half
+        renewed.
+        """
         self._policy = None
 
     def renew(self, view: ClusterView, policy: Policy) -> None:
-        """Work out what changed with this view. Under another policy, work out everything."""
+        """Compute what changed with this view. Under another policy, compute everything."""
         if policy != self._policy:
             self.judged, self.groups, self.places = Judgements(policy), Groups(policy), Places()
             self.steps = KeptSteps()

@@ -1,13 +1,13 @@
 """Chooses which leaders move, so that they are spread over the nodes. Called by planner through
 `leader_moves.py`; pure.
 
-A group may be led by any of its `places`. An assignment of groups to places is a semi-matching. It is optimal
-if no cost-reducing path is left. See Harvey, Ladner, Lovász, Tamir: Semi-matchings for bipartite graphs and
-load balancing, 2006. A path moves one leader from each of its nodes to the next. Where replicas are spread
-unevenly, only paths of several nodes reach the optimum; most paths have one move.
+Any of a group's `places` may lead it. An assignment of groups to places is a semi-matching. It is optimal if
+no cost-reducing path is left. See Harvey, Ladner, Lovász, Tamir: Semi-matchings for bipartite graphs and load
+balancing, 2006. A path moves one leader from each of its nodes to the next. Most paths have one move. Where
+replicas are spread unevenly, only paths of several nodes reach the optimum.
 
-The share of a node is the most that it leads in any optimal assignment. So it depends on the places alone, and
-not on who leads now.
+The share of a node is the most that it leads in any optimal assignment. So it depends on the places alone,
+and not on who leads now.
 
 The measure of an assignment is compared in this order:
 1. how many leaders the nodes have above their shares plus one;
@@ -17,8 +17,8 @@ The measure of an assignment is compared in this order:
 
 Where nothing is left to move by this measure, `leader_loads.py` exchanges leaders of different loads.
 
-Part 4 decides only between two nodes of which one leads one more than the other. Nodes go before zones and machines,
-since zones and machines may have different numbers of nodes.
+Part 4 decides only between two nodes of which one leads one more than the other. Nodes come before zones and
+machines, since zones and machines may have different numbers of nodes.
 
 Invariants: each path lowers the measure, so moves end and none is undone. While a node leads more than one
 above its share, there is a move.
@@ -32,14 +32,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 STEP = 2
-"""Where no node is above its share plus one, a leader moves only if its node leads at least this many more
-than the target. With less, the two would only change places."""
+"""A leader moves to spread counts only if its node leads at least this many more than the target. With less,
+the two would only change places. Nodes above their share plus one are excepted.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A tablet: who leads it, and the nodes that may. `places` includes `leader`; it contains only the leader
-    if that must not move."""
+    """A tablet: who leads it, and the nodes that may lead it. `places` includes `leader`. It has only the
+    leader if the leader must not move.
+    """
 
     tablet_id: str
     table: str
@@ -51,9 +53,12 @@ class Group:
 class Move:
     """A group gets another leader: `target` in place of `source`.
 
-    `leads`: how many groups source and target lead. `of_table`: the same for the groups of this table. `share`: the
-    share of the source. `of_zone`, `of_machine`: what their zones and machines lead. All are counted before the first
-    move of the plan."""
+    - `leads`: how many groups source and target lead. `of_table`: the same for the groups of this table.
+    - `share`: the share of the source.
+    - `of_zone`, `of_machine`: how many groups their zones and machines lead.
+
+    All are counted before the first move of the plan.
+    """
 
     tablet_id: str
     source: str
@@ -64,16 +69,20 @@ class Move:
     of_zone: tuple[int, int] = (0, 0)
     of_machine: tuple[int, int] = (0, 0)
     loads: tuple[int, int] | None = None
-    """Set if it moves for its load (`leader_loads.py`): that of source and target, or of their zones or machines."""
+    """Set if the leader moves for its load (`leader_loads.py`): the loads of source and target, or of their
+    zones or machines.
+    """
     evens: str = "node"
-    """Whose loads `loads` has: of node, zone or machine."""
+    """Of which kind of place `loads` gives the loads: node, zone or machine."""
     returns: bool = False
     """Whether this leader moves back in exchange for a busier one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """Where nodes are: their zones and machines. A node that is not named has a machine of its own, and no zone."""
+    """Where nodes are: their zones and machines. A node that is not listed has a machine of its own, and no
+    zone.
+    """
 
     zones: Mapping[str, str] = field(default_factory=dict)
     machines: Mapping[str, str] = field(default_factory=dict)
@@ -88,12 +97,13 @@ class Sites:
 
 
 NOWHERE = Sites()
-"""Each node has a machine of its own, and all are in one zone."""
+"""Sites in which each node has a machine of its own, and all are in one zone."""
 
 
 def choose_moves(groups: Sequence[Group], most: int, sites: Sites = NOWHERE) -> tuple[Move, ...]:
-    """The moves to begin with, at most this many; empty if the leaders are spread. Each group moves at most
-    once."""
+    """The first moves towards spread leaders, at most this many; empty if the leaders are spread. Each group
+    moves at most once.
+    """
     if not groups or most <= 0:
         return ()
     share = shares(groups)
@@ -153,10 +163,11 @@ def _greedy(groups: Iterable[Group]) -> dict[str, str]:
 
 
 def _lower_excess(spread: _Spread, share: Counter[str]) -> bool:
-    """Take a leader from a node that leads more than one above its share to one below its own.
+    """Move a leader from a node that leads more than one above its share to a node that leads fewer than its
+    share.
 
-    Such a path exists: compared with an optimal assignment, the surplus of the node ends at a node that leads
-    too little.
+    Such a path exists. Compare the present assignment with an optimal one: the path of the surplus ends at a
+    node that leads too little.
     """
     over = [n for n in spread.heaviest() if spread.load[n] > share[n] + 1]
     for source in sorted(over, key=lambda n: share[n] - spread.load[n]):
@@ -168,8 +179,9 @@ def _lower_excess(spread: _Spread, share: Counter[str]) -> bool:
 
 
 def _spread_tables(spread: _Spread, share: Counter[str]) -> bool:
-    """Move a leader of one table to a node that leads fewer of the same table, but not above its share plus
-    one."""
+    """Move a leader to a node that leads fewer of the same table. The target leads at most its share plus one
+    afterwards.
+    """
     for table in spread.tables:
         of = spread.of_table[table]
         for source in sorted(of, key=lambda n: (-of[n], n)):
@@ -188,7 +200,7 @@ def _path_of_table(spread: _Spread, share: Counter[str], table: str, source: str
 
 
 def _spread_all(spread: _Spread, share: Counter[str]) -> bool:
-    """Move a leader to a node that leads fewer in all, if its table is spread no worse by it."""
+    """Move a leader to a node that leads fewer in all, if its table stays as well spread."""
     for source in spread.heaviest():
         if path := _path_in_all(spread, share, source):
             spread.walk(path)
@@ -229,12 +241,13 @@ def _room(spread: _Spread, share: Counter[str]) -> Callable[[str], bool]:
 
 
 Edge = Callable[[str, str, str], bool]
-"""Whether a leader of this table may go from one node to another."""
+"""A function that says whether a leader of this table may go from one node to another."""
 
 
 class _Spread:
     """An assignment that is being improved. `moved`: the first place of each group that moved, in the order
-    of the moves."""
+    of the moves.
+    """
 
     def __init__(
         self, groups: Sequence[Group], at: dict[str, str], most: int | None, sites: Sites = NOWHERE
@@ -284,8 +297,11 @@ class _Spread:
     def path(
         self, source: str, ends: Callable[[str], bool], may: Edge | None = None, table: str | None = None
     ) -> tuple[list[str], set[str]]:
-        """The nodes of a shortest path to a node for which `ends` is true (of several ends, the least loaded
-        one), and all nodes reached. Without a path: an empty list. `table`: only its leaders may move."""
+        """The nodes of a shortest path to a node for which `ends` is true, and all nodes reached.
+
+        Of several such nodes it takes the least loaded one. Without a path, the first list is empty. `table`:
+        only leaders of this table may move.
+        """
         before: dict[str, str] = {source: ""}
         rim = [source]
         while rim:
@@ -304,7 +320,7 @@ class _Spread:
         return [], set(before)
 
     def reached_from(self, sources: Sequence[str]) -> set[str]:
-        """All nodes to which paths lead from these."""
+        """All nodes that can be reached by paths from these."""
         found, rim = set(sources), list(sources)
         while rim:
             further = {p for node in rim for p, by in self._led.get(node, {}).items() if by} - found
@@ -320,10 +336,10 @@ class _Spread:
         return any(may is None or may(t, node, place) for t in tables)
 
     def walk(self, path: Sequence[str], table: str | None = None) -> None:
-        """Move a leader along each edge, the last edge first.
+        """Move a leader along each edge, the last edge first. So each node gives one before it takes one.
 
-        So each node gives one before it takes one. Of several groups, choose the one whose table this move
-        spreads best.
+        Of several groups, choose the one whose table this move spreads best. `table`: only leaders of this
+        table.
         """
         for source, target in reversed(list(pairwise(path))):
             found = self._led[source][target]

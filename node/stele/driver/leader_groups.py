@@ -1,10 +1,11 @@
-"""Which leaders may move to spread them, and to which nodes. Used by `leader_moves.py` and `leader_leaves.py`; pure.
+"""Determines which leaders may move to spread them, and to which nodes. Used by `leader_moves.py` and
+`leader_leaves.py`; pure.
 
-Keeps the groups from pass to pass, and remembers that they are spread, so that a pass over a cluster at rest
+Keeps the groups from pass to pass, and remembers that they are spread. So a pass over a cluster at rest
 computes no assignment.
 
-Invariants: no leader moves to a node that is silent, lost, low on disk, off by its clock or not in service. None
-moves that an administrator or this driver moved lately.
+Invariants: no leader moves to a node that is silent, lost, low on disk, off by its clock or not in service. A
+leader that an administrator or this driver moved lately does not move.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from stele.model.config import MemberType
 HEARD_MS = 3_000
 """A node whose last heartbeat is older than this gets no leaders. Nodes send one each second."""
 _LATER_US = 1 << 62
-"""The end of time: no leader is kept where it is for longer."""
+"""The end of time: no administrator keeps a leader in its place for longer."""
 
 
 class Groups:
-    """The groups of all running tablets, without what a driver remembers of leaders. Renewed for what changed.
+    """The groups of all running tablets, without a driver's memory of leaders. Renewed where something
+    changed.
 
     `spread`: `choose_moves` found nothing to move in these groups.
     """
@@ -40,13 +42,14 @@ class Groups:
         self._kept: set[str] = set()
         """Tablets whose leader an administrator moved at some time."""
         self._spread: tuple[tuple[Group, ...], Sites] | None = None
-        """The last input for which nothing was left to move: the groups that differed from `_groups`, and the sites of
-        nodes. None: a move may be found."""
+        """The last input for which nothing was left to move: the groups that differed from `_groups`, and the
+        sites of nodes. None: there may be a move.
+        """
         self._even: tuple[object, ...] | None = None
-        """The last input for which `choose_exchanges` found nothing to move. None: a move may be found."""
+        """The last input for which `choose_exchanges` found nothing to move. None: there may be a move."""
 
     def take(self, tablet_id: str, s: Situation | None) -> None:
-        """A tablet was judged again; None: it is gone."""
+        """Take over a tablet that was judged again. `s` None: the tablet is gone."""
         before = self._groups.pop(tablet_id, None)
         group = _group(s, _LATER_US, self._policy, NO_LEADER_TRIALS) if s is not None else None
         if group is not None:
@@ -70,7 +73,9 @@ class Groups:
         trials: LeaderTrials,
         most: int,
     ) -> tuple[Move, ...]:
-        """The moves to begin with, at most this many. `situation`: of each tablet."""
+        """The moves to begin with, at most this many. `situation`: a function that gives a tablet's
+        situation.
+        """
         special = {*trials.moved, *trials.rests, *(tablet_id for tablet_id, _ in trials.refused), *self._kept}
         others: dict[str, Group] = {}
         for tablet_id in sorted(special):
@@ -98,7 +103,11 @@ class Groups:
 
 
 def _load(s: Situation | None) -> int:
-    """The requests of clients per second at the tablet's leader. A new leader counts from 0, so the one before still reports."""
+    """The requests of clients per second at the tablet's leader.
+
+    A new leader counts from 0, and the one before still reports its load for a while. So the highest report
+    is taken.
+    """
     if s is None or s.tablet.node_role != "node":
         return 0
     return max((m.report.load for m in s.members if m.report is not None and m.live), default=0)
@@ -107,7 +116,7 @@ def _load(s: Situation | None) -> int:
 def _group(s: Situation, now_us: int, policy: Policy, trials: LeaderTrials) -> Group | None:
     """The tablet with the nodes that may lead it; None if nobody leads it, or masters do.
 
-    A leader that this driver moved just now counts where it went, since the view may be older.
+    If this driver has just moved the leader, the target counts as leader, since the view may be older.
     """
     leader = s.leader()
     if leader is None or s.tablet.node_role != "node":

@@ -1,9 +1,9 @@
-"""Plans that leaders leave nodes which drain or are parked. Called by planner after the checks of a tablet;
-pure.
+"""Plans moves of leaders away from nodes that drain or are parked. Called by planner after the checks of a
+tablet; pure.
 
 A tablet without its leader takes no writes for an election timeout. So leaders leave first, and do not wait
-for copies. Invariants: a leader moves only where the tablet would wait otherwise, so no heal is delayed. It
-goes only to a voter on a node in service, and not again to one that refused it lately.
+for copies. Invariants: a leader moves only if the tablet's own step is to wait, so no heal is delayed. It
+goes only to a voter on a node in service, and not to one that refused it lately.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNKNOWN = frozenset({"NotHeard", "NoLeader", "LostMajority"})
 
 
 class LeaderLeaves:
-    """The leaders that leave in one pass. `leads`: how many tablets each node leads."""
+    """The moves of leaders away from nodes in one pass. `leads`: how many tablets each node leads."""
 
     def __init__(self, leads: Counter[str], policy: Policy, trials: Trials, asked: Asked) -> None:
         self._policy = policy
@@ -34,7 +34,7 @@ class LeaderLeaves:
         self._left = policy.leader_moves_at_once
 
     def instead(self, s: Situation, step: Step | None) -> Step | None:
-        """The step of a tablet; the move of its leader if the tablet only waits."""
+        """The tablet's step, or the move of its leader if the tablet only waits."""
         leader, tablet_id = s.leader(), s.tablet.tablet_id
         # A replica that a move replaces keeps leading until its successor votes.
         if leader is None or (in_service(leader.node, self._policy) and not leader.parked):

@@ -1,20 +1,22 @@
-"""Chooses leaders that move so that load is spread, once their counts are. Called by planner through `leader_groups.py`; pure.
+"""Chooses leaders to move so that load is spread, once leader counts are. Called by planner through
+`leader_groups.py`; pure.
 
-The load of a leader is the number of requests of clients per second. A busy leader of one node and a quieter one of another node are
-exchanged, so each node leads as many as before. They are of one table, or the counts of their tables stay as even. If the other node
-has no leader that can move back, quiet leaders of up to three nodes are exchanged in a ring. Where a node leads one more than
-another, one leader may move alone: then the two nodes change places.
+The load of a leader is the number of requests of clients per second. A busy leader of one node and a quieter
+one of another node are exchanged, so each node leads as many as before. The two are of one table, or the
+counts of their tables stay as even. If the other node has no leader that can move back, quiet leaders of up
+to three nodes are exchanged in a ring. If one node leads one more than another, one leader may move alone:
+the two nodes swap their counts.
 
-The measure is compared in this order: the sum of the squares of the loads of nodes, then of zones, then of machines. An
-exchange lowers one of these numbers, and raises none before it. All nodes, zones or machines that get load by it end below what
-the fullest of them had, by a step or more. The number falls by twice the square of a step, or more. Two nodes whose loads
-differ by less than two steps exchange nothing.
+The measure is compared in this order: the sum of the squares of the loads of nodes, then of zones, then of
+machines. An exchange lowers one of these numbers, and raises none before it. Some nodes, zones or machines
+get load by it. All of them end at least a step below what the fullest of them had. The number falls by at
+least twice the square of a step. Two nodes whose loads differ by less than two steps exchange nothing.
 
-Of several exchanges between two nodes, the one that lowers the measure most is chosen. For this choice alone, the loads of each
-table on these nodes count as well, with half weight.
+Of several exchanges between two nodes, the one that lowers the measure most is chosen. For this choice alone,
+the loads of each table on these nodes count as well, with half weight.
 
-Invariants: the counts of nodes, tables, zones and machines stay as even as they were. While loads do not change, exchanges end
-and none is undone.
+Invariants: the counts of nodes, tables, zones and machines stay as even as they were. While loads do not
+change, exchanges end and none is undone.
 """
 
 from __future__ import annotations
@@ -28,26 +30,31 @@ from functools import cached_property
 from stele.driver.leader_balance import Group, Move, Sites, shares
 
 STEP_SHARE, STEP_MIN = 0.2, 200
-"""A step is this part of the mean load of a node, and at least this many requests a second. These take a node less than 1 %
-of a processor. So clusters with little to do stay as they are."""
+"""A step is this part of the mean load of a node, but at least STEP_MIN requests a second. That many take a
+node less than 1 % of a processor. So clusters with little to do stay as they are.
+"""
 _BUSIEST_MAX = 32
 """The most leaders of one node that are examined for a move to another one, the busiest first."""
 _PAIRS_MAX = 64
 """The most pairs of nodes that are examined for one exchange, those that differ most first."""
 _WAYS_PAIRS_MAX, _WAYS_MAX = 8, 4
-"""Exchanges by way of other nodes are sought only for the first _WAYS_PAIRS_MAX pairs, and in each pair only for the
-_WAYS_MAX busiest leaders."""
+"""Bounds on the search for exchanges by way of other nodes. Only the first _WAYS_PAIRS_MAX pairs are
+searched, and in each pair only the _WAYS_MAX busiest leaders.
+"""
 _WAY_MAX = 3
 """The most leaders that are moved in exchange for one busy leader."""
 
 _Step = tuple[Group, str, str]
-"""A leader, the node that it leaves, and the one where it goes."""
+"""A leader, the node that it leaves, and the node to which it goes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Swap:
-    """An exchange: the busy leader's step first, then those of the leaders that go back. `kind`: whether the loads of
-    nodes, zones or machines become more even, as a place in `_Loads.kinds`."""
+    """An exchange: the busy leader's step first, then the steps of the leaders that go back.
+
+    `kind`: an index into `_Loads.kinds`. It says whether the loads of nodes, zones or machines become more
+    even.
+    """
 
     steps: tuple[_Step, ...]
     kind: int
@@ -60,8 +67,11 @@ def choose_exchanges(
     sites: Sites,
     calm: Set[str] = frozenset(),
 ) -> tuple[Move, ...]:
-    """The moves to begin with, at most this many; empty if loads are spread. `loads`: by tablet, without zeros. `calm`: tablets
-    whose leaders stay for now. Each group moves at most once."""
+    """The first exchanges to make, as at most this many moves; empty if loads are spread. Each group moves at
+    most once.
+
+    `loads`: by tablet, without zeros. `calm`: tablets whose leaders stay for now.
+    """
     own: Counter[str] = Counter()
     for tablet_id, load in loads.items():
         if (group := groups.get(tablet_id)) is not None:
@@ -76,7 +86,9 @@ def choose_exchanges(
 
 
 def _are_alike(own: Counter[str], sites: Sites) -> bool:
-    """Whether the loads of all nodes differ by less than a step. In most calls they do, and no leaders are examined."""
+    """Whether the loads of all nodes differ by less than a step. That is so in most calls, and then no
+    leaders are examined.
+    """
     nodes = len(sites.machines)
     step = max(STEP_SHARE * own.total() / max(nodes, 1), STEP_MIN)
     least = min(own.values(), default=0) if len(own) >= nodes > 0 else 0
@@ -84,10 +96,10 @@ def _are_alike(own: Counter[str], sites: Sites) -> bool:
 
 
 class _Loads:
-    """Who leads what, while exchanges are chosen. `own`: the load of each node.
+    """The assignment of leaders while exchanges are chosen. `own`: the load of each node.
 
-    `kinds`: (kind, function, loads) for the kinds of place "node", "zone" and "machine". The function gives the place of
-    a node. `loads`: the load of each place.
+    `kinds`: (kind, function, loads) for the kinds of place "node", "zone" and "machine". The function gives
+    the place of a node. `loads`: the load of each place.
     """
 
     def __init__(
@@ -151,12 +163,14 @@ class _Loads:
         return None
 
     def _differs(self, kind: int, source: str, target: str) -> int:
-        """How much more load the place of `source` has than that of `target`; 0 if both are in one place."""
+        """How much more load the place of `source` has than the place of `target`; 0 if both are in one
+        place.
+        """
         _, place, loads = self.kinds[kind]
         return loads[place(source)] - loads[place(target)]
 
     def _pairs(self, kind: int) -> list[tuple[str, str]]:
-        """Pairs of nodes between which an exchange may be worth it, those that differ most first."""
+        """Pairs of nodes between which an exchange may help, those that differ most first."""
         found = [
             (-differs, source, target)
             for source in self._nodes
@@ -176,7 +190,9 @@ class _Loads:
                 yield group
 
     def _direct(self, kind: int, source: str, target: str) -> Iterator[tuple[_Step, ...]]:
-        """Exchanges between two nodes. For each busy leader those that leave both with about the same load."""
+        """Exchanges between two nodes. For each busy leader, they include those that leave both nodes with
+        about the same load.
+        """
         half = self._differs(kind, source, target) / 2
         by_table: dict[str, list[tuple[int, str]]] = {}
         others: list[tuple[int, str]] = []
@@ -197,7 +213,7 @@ class _Loads:
                     yield step, (self._groups[tablet_id], target, source)
 
     def _may_move_alone(self, group: Group, source: str, target: str) -> bool:
-        """Whether all counts stay as even: the target leads one less than the source, in each of them."""
+        """Whether all counts stay as even: in each of them the target leads one fewer than the source."""
         of_table, sites = self._of_table[group.table], self._sites
         if len(self._led[source]) <= len(self._led.get(target, ())) or of_table[source] <= of_table[target]:
             return False
@@ -211,15 +227,18 @@ class _Loads:
         return sum(len(led) for node, led in self._led.items() if place(node) == where)
 
     def _over_others(self, source: str, target: str) -> Iterator[tuple[_Step, ...]]:
-        """Exchanges in which quiet leaders go back over other nodes."""
+        """Exchanges in which quiet leaders go back by way of other nodes."""
         for group in self._busiest(source, target)[:_WAYS_MAX]:
             for table in (group.table, ""):
                 if way := self._way(target, source, table):
                     yield (group, source, target), *way
 
     def _way(self, source: str, target: str, table: str) -> tuple[_Step, ...]:
-        """A shortest way from one node to another, with the quietest leader that can move along each part of it.
-        `table`: only its leaders; "": those of any table whose counts allow it."""
+        """A shortest way from one node to another, with the quietest leader that can move along each part of
+        it.
+
+        `table`: only leaders of this table. "": leaders of any table whose counts allow it.
+        """
         before: dict[str, _Step] = {}
         rim = [source]
         for _ in range(_WAY_MAX):
@@ -261,7 +280,7 @@ class _Loads:
         return _Swap(found[1], kind) if found is not None else None
 
     def _gain(self, kind: int, steps: tuple[_Step, ...]) -> float:
-        """By how much an exchange lowers the measure; 0: by too little, or a count would be less even."""
+        """By how much an exchange lowers the measure. 0: by too little, or a count would become less even."""
         of_nodes: Counter[str] = Counter()
         of_tables: dict[str, Counter[str]] = {}
         counts: dict[str, Counter[str]] = {}
@@ -295,7 +314,9 @@ class _Loads:
     # --- what is chosen
 
     def carry_out(self, swap: _Swap) -> Iterator[Move]:
-        """Take an exchange as done. Gives its moves, the last first: so each node gives one before it takes one."""
+        """Count an exchange as done. Returns its moves, the last first, so each node gives a leader before it
+        takes one.
+        """
         for number, (group, source, target) in reversed(list(enumerate(swap.steps))):
             yield self._move(group, source, target, swap.kind, returns=number > 0)
 
@@ -328,5 +349,5 @@ def _itself(node: str) -> str:
 
 
 def _rise(numbers: Mapping[str, int], changes: Mapping[str, int]) -> float:
-    """By how much the sum of the squares rises with these changes."""
+    """By how much these changes raise the sum of the squares."""
     return sum(change * (2 * numbers[where] + change) for where, change in changes.items())

@@ -1,9 +1,10 @@
 """Plans the moves that spread leaders over nodes. Called by planner after everything that heals; pure.
 
-Owns when leaders move. `leader_groups.py` says which may, and to which nodes; `leader_balance.py` chooses.
+Decides when leaders move. `leader_groups.py` says which may move, and to which nodes; `leader_balance.py`
+chooses.
 
-Invariant: no leader moves while anything heals, is copied, drains, starts, or has just fallen silent: the
-next moment would undo the move.
+Invariant: no leader moves while anything heals, is copied, drains, starts, or has just fallen silent. Such a
+move would soon be undone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from stele.driver.view import ClusterView, NodeState
 from stele.model.ids import NodeId, TabletId
 
 LASTING = frozenset({"NoTarget", "NoRoom", "LostMajority", "Parked"})
-"""Codes of blocks that last until somebody adds a machine or brings one back. Leaders move meanwhile."""
+"""Codes of blocked steps that last until somebody adds a machine or brings one back. Leaders move meanwhile.
+"""
 
 
 def leader_steps(
@@ -62,7 +64,7 @@ def _silent_lately(view: ClusterView, policy: Policy, judged: Judgements) -> boo
 
 
 def _changes(s: Situation, stuck: bool) -> bool:
-    """Whether a member drains, or starts. It may lead soon, or be replaced.
+    """Whether a member drains or starts. It may be replaced, or lead, soon.
 
     `stuck`: the tablet is Blocked, so its draining member stays for now.
     """
@@ -111,7 +113,7 @@ def _by_load(move: Move, loads: tuple[int, int], view: ClusterView) -> str:
 
 
 def _places(move: Move, kind: str, view: ClusterView) -> list[str]:
-    """Source and target in words, or their zones or machines."""
+    """Source and target, or their zones or machines, in words."""
     found = []
     for node_id in (move.source, move.target):
         node = view.node(node_id)
@@ -121,7 +123,7 @@ def _places(move: Move, kind: str, view: ClusterView) -> list[str]:
 
 
 def _is_of_table(move: Move) -> bool:
-    """Whether the leader counts of the move's own table alone justify it."""
+    """Whether the leader counts of the move's own table alone justify the move."""
     return move.of_table[0] >= move.of_table[1] + STEP
 
 

@@ -1,6 +1,6 @@
 """A driver's memory of the leaders that it moved to spread them. Fed by executor, read by `leader_moves.py`.
 
-Invariant: safety does not depend on it. A new driver begins with an empty memory.
+Invariant: safety does not depend on this memory. A new driver begins with an empty one.
 """
 
 from __future__ import annotations
@@ -16,32 +16,37 @@ from stele.model.errors import Code, SteleError
 SEEN_MS = 10_000
 """How long the view may show the old leader after a move. A node reports its new role within a heartbeat."""
 REFUSED_MS = 15_000
-"""How long a tablet's leader is not moved again to a node that its leader refused because it lags."""
+"""How long a tablet's leader is not moved again to a node that was refused as a target because it lags."""
 GONE_MS = 5_000
-"""How long no leader moves after a leader reported that a node does not answer. Nodes stop before masters
-know it; after this time they do."""
+"""How long no leader moves after a leader reported that a node does not answer. A node stops before the
+masters know it; after this time they do.
+"""
 LATE_MS = 60_000
-"""How long a tablet's leader is not moved again to a node that did not take over in time, or did not answer. Writes
-may have waited for it."""
+"""How long a tablet's leader is not moved again to a node that did not take over in time, or did not answer.
+Writes may have waited for that node.
+"""
 STALE_MS = 2_000
 """How long a tablet's leader is not moved again to a node after an order that failed because the view was outdated."""
 BEGINS_MS = 2_000
-"""How long a new driver moves no leaders. Another driver may have moved some just now, and nodes report that within a
-second."""
+"""How long a new driver moves no leaders. Another driver may have moved some just now; nodes report that
+within a second.
+"""
 RESTS_MS = 15_000
 """How long a leader that moved is not moved again to spread leaders, wherever it is."""
 FELL_BACK_MS, FELL_BACK_MAX_MS = 30_000, 600_000
-"""How long a tablet's leader is not moved again to a node which it left within `RESTS_MS`: the node may be too slow to
-lead. Each further time doubles it, up to FELL_BACK_MAX_MS."""
+"""How long a tablet's leader is not moved again to a node that it left within `RESTS_MS`. The node may be too
+slow to lead. Each repetition doubles the time, up to FELL_BACK_MAX_MS.
+"""
 LOADS_EVERY_MS = 10_000
-"""How often a driver looks whether leaders should move for their load."""
+"""How often a driver checks whether leaders should move for their load."""
 LOADS_REST_MS = 30_000
 """How long a driver moves no leaders for load after it began or moved a leader. Nodes report new loads in that time."""
 CALM_MS, CALM_MAX_MS = 120_000, 600_000
-"""How long a leader that moved does not move again for its load. Loads go up and down. Each further time doubles it, up to
-CALM_MAX_MS."""
+"""How long a leader that moved does not move again for its load, because loads go up and down. Each
+repetition doubles the time, up to CALM_MAX_MS.
+"""
 CALM_COUNTS_MS = 600_000
-"""How long after a leader's calm its next move counts as a further time."""
+"""A leader's next move counts as a repetition until this long after its calm."""
 _MINUTE_MS = 60_000
 _WAITS_MS = {
     Code.UNSAFE_CHANGE: GONE_MS,
@@ -53,10 +58,15 @@ _WAITS_MS = {
 
 @dataclass(frozen=True, slots=True)
 class LeaderTrials:
-    """`moved`: the tablets whose leaders this driver moved just now, with the node to which each went.
-    `rests`: tablets whose leaders it moved lately. `refused`: (tablet, node) of moves that failed lately, or did not
-    last. `left`: how many more leaders may move now. `loads`: whether leaders may move for their load now, except the `calm`
-    ones."""
+    """What a driver remembers of leaders, for one plan.
+
+    - `moved`: the tablets whose leaders this driver moved just now, each with the node to which its leader
+      went.
+    - `rests`: tablets whose leaders it moved lately.
+    - `refused`: (tablet, node) of moves that failed lately, or did not last.
+    - `left`: how many more leaders may move now.
+    - `loads`: whether leaders may move for their load now, except the `calm` ones.
+    """
 
     moved: Mapping[str, str] = field(default_factory=dict)
     rests: frozenset[str] = frozenset()
@@ -71,8 +81,11 @@ NO_LEADER_TRIALS = LeaderTrials()
 
 @dataclass
 class _Moved:
-    """A move that was carried out. `term`: the last one in which a view showed the leader at the target; -1: no view
-    has shown it there. `fell`: the leader has left the target since."""
+    """A move that was carried out.
+
+    `term`: the last term in which a view showed the leader at the target; -1: no view has shown it there.
+    `fell`: whether the leader has left the target since.
+    """
 
     target: str
     done_ms: int
@@ -85,26 +98,31 @@ class _Moved:
         return self.term < 0 and not self.fell
 
     def left(self, tablet: TabletView, now_ms: int) -> bool:
-        """Whether the leader has left the target: another replica leads in a newer term. Older views do not count.
-        If no view has shown the leader at the target, it counts as left after SEEN_MS."""
+        """Whether the leader has left the target: another replica leads in a newer term. Older views do not
+        count.
+
+        If no view has shown the leader at the target, it counts as left after SEEN_MS.
+        """
         if tablet.leader_node in ("", self.target):
             return False
         return tablet.term > self.term if self.term >= 0 else now_ms >= self.done_ms + SEEN_MS
 
 
 class LeaderMemory:
-    """The memory of one driver."""
+    """What one driver remembers of leaders."""
 
     def __init__(self) -> None:
         self._moved: dict[str, _Moved] = {}
         self._refused: dict[tuple[str, str], int] = {}
         self._fell_back: dict[tuple[str, str], tuple[int, int]] = {}
-        """How often a leader did not stay where it was moved, and until when that counts."""
+        """How often a leader left the node to which it was moved, and until when that counts."""
         self._ordered_ms: deque[int] = deque()
         self._rests_until_ms: int | None = None
         self._loads_from_ms: int | None = None
         self._calm: dict[str, tuple[int, int]] = {}
-        """How long a leader is calm after its last move, and until when, by tablet. Forgotten CALM_COUNTS_MS later."""
+        """By tablet: how long its leader is calm after its last move, and until when. Forgotten
+        CALM_COUNTS_MS later.
+        """
 
     def begins(self, now_ms: int) -> None:
         """Record that the driver has just taken the claim: for a moment it moves no leaders."""
@@ -124,7 +142,7 @@ class LeaderMemory:
         self._rests_until_ms = max(until_ms, self._rests_until_ms or until_ms)
 
     def look(self, view: ClusterView, per_minute: int, now_ms: int) -> LeaderTrials:
-        """What the planner should know at `now_ms`."""
+        """Update the memory from a view. Returns what the planner should know at `now_ms`."""
         for tablet_id, move in list(self._moved.items()):
             tablet = view.tablet(tablet_id)
             if tablet is None or now_ms >= move.done_ms + RESTS_MS:
@@ -154,7 +172,9 @@ class LeaderMemory:
         )
 
     def for_minutes(self, now_ms: int) -> LeaderTrials:
-        """The part of `look` that forbids moves for long. What ends in seconds may be waited for, so it is left out."""
+        """The part of `look` that forbids moves for minutes. It leaves out rests that end in seconds, for
+        which a caller can wait.
+        """
         return LeaderTrials(
             refused=frozenset(key for key, until_ms in list(self._refused.items()) if now_ms < until_ms),
             calm=frozenset(t for t, (_, until_ms) in list(self._calm.items()) if now_ms < until_ms),
@@ -169,14 +189,18 @@ class LeaderMemory:
         self._fell_back[key] = times + 1, now_ms + 2 * wait_ms + _MINUTE_MS
 
     def _calms(self, tablet_id: str, now_ms: int) -> None:
-        """Record that a leader was moved. If its last move was lately, it is calm for twice as long as then."""
+        """Record that a leader was moved, so it is calm for a time. After another move lately, that time is
+        doubled.
+        """
         calm_ms, until_ms = self._calm.get(tablet_id, (0, 0))
         again = calm_ms and now_ms < until_ms + CALM_COUNTS_MS
         calm_ms = min(2 * calm_ms, CALM_MAX_MS) if again else CALM_MS
         self._calm[tablet_id] = calm_ms, now_ms + calm_ms
 
     def note(self, step: Step, error: SteleError | None, now_ms: int) -> None:
-        """Record how a step ended. Failed moves count as moves of this minute too, since writes may have waited."""
+        """Record how a step ended. A failed move also counts among the moves of this minute, since writes may
+        have waited.
+        """
         if not isinstance(step, MoveLeader) or step.removes:
             return
         self._ordered_ms.append(now_ms)

@@ -1,6 +1,7 @@
 """The loop of `stele driver run`, a driver without an operator.
 
-Invariant: it may be stopped at any moment, because everything it has begun is recorded in the catalog.
+Invariant: the driver may be stopped at any moment, because everything it has begun is recorded in the
+catalog.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ async def run(
     on_progress: Callable[[Progress], None] | None = None,
     on_copy: Callable[[CopyCheck], None] = lambda check: None,
 ) -> None:
-    """Drive the cluster until cancelled. With `until_healthy`, return once nothing is left to do and all copies are
-    compared. It does not return while a node is silent or a leader does not reach a replica, since that may soon
-    cause work.
+    """Drive the cluster until cancelled.
 
-    `on_copy`: called with the comparison of each replica that it made. `override_held`: drive although the policy in
-    the catalog holds drivers back.
+    `until_healthy`: return once nothing is left to do and all copies are compared. It does not return while a
+    node is silent or a leader does not reach a replica, since that may soon cause work. `on_copy`: called
+    with each comparison of a replica that a driver made. `override_held`: drive although the policy in the
+    catalog holds drivers back.
 
     Raises:
         StaleEpoch: another driver has taken the claim.

@@ -1,5 +1,5 @@
-"""Moves of healthy replicas: those that an administrator asked for, and when a move is given up. Called by
-planner; pure.
+"""Moves of healthy replicas: the moves that an administrator asked for, and when a move is given up. Called
+by planner; pure.
 
 A move is an intent of the kind MOVE (for balance) or MOVE_BY_HAND. Its source is `leaving`, so the planner
 treats it like a replica on a DRAINING node. The new voter comes first, then the source is removed.
@@ -25,7 +25,8 @@ from stele.driver.view import MOVE, MOVE_BY_HAND, ClusterView, NodeView
 def unrest(judged: Judgements, steps: Sequence[Step], view: ClusterView, policy: Policy, load: Load) -> str:
     """Why no move for balance may begin now; "" if it may.
 
-    Something heals, is new, does not answer, or goes first because somebody placed it by hand."""
+    The reason is a tablet that heals, is new, does not answer, or was placed by hand and goes first.
+    """
     if not view.settled:
         return "the leading master has not heard from all nodes yet"
     tablet = view.tablet(min(judged.young)) if judged.young else None
@@ -50,7 +51,7 @@ def unrest(judged: Judgements, steps: Sequence[Step], view: ClusterView, policy:
 
 
 def _rests_after_move(s: Situation) -> bool:
-    """Whether a move is under way, and nothing else is left to do with the tablet."""
+    """Whether a move is under way, and the tablet needs nothing else."""
     if s.intent is None or not s.intent.moves or not all(m.live for m in s.voters):
         return False
     return s.needed == (0 if s.joining in s.good else 1)
@@ -111,9 +112,10 @@ def begin_move(
 
 
 def _choice(s: Situation, view: ClusterView, policy: Policy, load: Load) -> tuple[Member, NodeView] | None:
-    """The replica to move and its new node. None if all is as asked for, or if it is not possible now.
+    """The replica to move and its new node. None: all is as asked for, or no move is possible now.
 
-    A replica on its way to a node counts as being there, and the one that it replaces as gone."""
+    A replica on its way to a node counts as being there. The replica that it replaces counts as gone.
+    """
     hand = s.tablet.by_hand
     coming, leaving = (s.intent.target_node, s.intent.replaces_replica) if s.intent is not None else ("", 0)
     missing = [n for n in hand.pinned if s.tablet.config.peer_on(n) is None and n != coming]

@@ -1,7 +1,7 @@
 """Steps for whole nodes: which drain, park, return or retire. Called by planner; pure.
 
-Invariants: a node retires only when no committed configuration and no intent names it. What an administrator
-wants of a node is not changed.
+Invariants: a node retires only when no committed configuration and no intent names it. A state that an
+administrator wants for a node is not changed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from stele.driver.view import ClusterView, NodeState, NodeView, Wanted
 from stele.model.ids import TabletId
 
 ADMINISTRATOR, DRIVER = "administrator", "driver"
-"""Who wants the state of a node, in `NodeView.wanted_by`."""
+"""The values of `NodeView.wanted_by`: who wants the state of a node."""
 
 
 def node_steps(
     view: ClusterView, policy: Policy, in_configurations: Collection[str] | None = None
 ) -> Iterable[Step]:
-    """Lost and unneeded nodes drain, as do those that the policy wants retired. Lost nodes return if they are
-    heard again. DRAINING nodes that nothing names retire, unless they are to stay.
+    """The steps for whole nodes. Lost and unneeded nodes drain, as do those that the policy wants retired.
+    Lost nodes return if they are heard again. DRAINING nodes that nothing names retire, unless they are to
+    stay.
 
     `in_configurations`: the nodes that configurations of current tablets name, if the caller knows them.
     """
@@ -59,15 +60,15 @@ def _node_step(node: NodeView, named: bool, policy: Policy) -> Step | None:
 
 
 def _retires(node: NodeView, policy: Policy) -> bool:
-    """Whether a DRAINING node is to be RETIRED once it is empty. A node that is to stay retires only if it is
-    lost."""
+    """Whether an empty DRAINING node becomes RETIRED. A node that is to stay retires only if it is lost."""
     lost = node.node_id in policy.lost and is_dead(node, policy)
     return node.asked is not Wanted.DRAINED or lost
 
 
 def _wish(node: NodeView, policy: Policy) -> Step | None:
-    """The step to the state that the policy wants for the node, or back to service if it no longer wants
-    one."""
+    """The step to the state that the policy wants for the node. If the policy no longer wants one, the step
+    back to service.
+    """
     if policy.retiring is None or node.state is NodeState.RETIRED or node.wanted_by == ADMINISTRATOR:
         return None
     at = (TabletId(""), -1)
@@ -83,7 +84,10 @@ def _wish(node: NodeView, policy: Policy) -> Step | None:
 
 
 def silent_nodes(astray: Mapping[tuple[str, str], int], role: str, policy: Policy) -> tuple[str, ...]:
-    """The nodes of a role that are dead or out of a leader's reach, still in a configuration, and neither
-    declared lost nor parked; sorted. `astray`: how many members each node has that are dead or out of reach, by role and node."""
+    """The ids of this role's nodes that count as silent, sorted.
+
+    A node counts if it is dead or out of a leader's reach, and still in a configuration. It must be neither
+    declared lost nor parked. `astray`: by role and node, how many of its members are dead or out of reach.
+    """
     away = (node for (of, node), count in astray.items() if count and of == role)
     return tuple(sorted(node for node in away if node not in policy.lost))

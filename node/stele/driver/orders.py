@@ -1,7 +1,7 @@
 """Carries out single steps over gRPC. A step becomes one order, or a few that are safe to repeat together.
 
 Called by executor. Remembers nothing. Invariant: every order carries the claim's epoch. An order to a leader
-also carries the configuration index it was planned on. So a late order changes nothing.
+also carries the configuration index on which it was planned. So a late order changes nothing.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Orders:
         """Carry out one step. Waits and blocks need no order.
 
         Raises:
-            SteleError: the answer of the master or node; the next pass plans the step again.
+            SteleError: the error that the master or node answered. The next pass plans the step again.
         """
         match step:
             case BeginIntent():
@@ -144,7 +144,7 @@ class Orders:
         await self._masters.call("BeginIntent", master_pb2.BeginIntentRequest(epoch=self._epoch, intent=pb))
 
     async def _start_copy(self, step: StartCopy, view: ClusterView) -> OpId:
-        """Returns the witness_start in force."""
+        """Order a copy. Returns the `witness_start` in force."""
         tablet = _tablet(step.tablet_id, view)
         source = _node(step.source_node, view)
         request = consensus_pb2.StartTabletCopyRequest(
@@ -213,7 +213,9 @@ class Orders:
         return config_from_pb(answer.committed)
 
     async def _move_leader(self, step: MoveLeader, view: ClusterView) -> None:
-        """The term fences a late order: by then the leader was elected again, or another one leads."""
+        """Order a transfer of leadership. The term fences a late order: by then the leader was elected again,
+        or another one leads.
+        """
         tablet = _tablet(step.tablet_id, view)
         request = consensus_pb2.LeaderStepDownRequest(
             tablet_id=id_to_pb(step.tablet_id),
@@ -225,8 +227,9 @@ class Orders:
         await self._to_node(_node(tablet.leader_node, view), "LeaderStepDown", request)
 
     async def _cancel(self, step: CancelCopy, view: ClusterView) -> None:
-        """Fence, then end. The fence rewrites the leader's own peer entry, so late orders meet a newer
-        configuration index."""
+        """Fence late orders, then end the intent. The fence rewrites the leader's own peer entry, so that
+        late orders meet a newer configuration index.
+        """
         tablet = _tablet(step.tablet_id, view)
         leader = tablet.leader
         if leader is None:

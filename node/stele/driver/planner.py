@@ -1,7 +1,7 @@
 """Plans membership changes: a view and a policy in, steps out. Pure; called by executor, operator and `stele
 ksck`.
 
-Invariant: at most one step per tablet, planned only from the present view, never from an earlier plan. So
+Invariant: each tablet gets at most one step, planned from the present view and never from an earlier plan. So
 anyone may carry out any prefix of a plan, and planning again continues from there. The checks of a tablet
 stand in a tuple; the first that returns a step decides.
 """
@@ -58,8 +58,8 @@ def plan(
 ) -> tuple[Step, ...]:
     """The steps that may be taken now, most urgent tablets first; empty if all tablets are healthy.
 
-    `trials`: how the copies under way have gone so far. `known`: what the caller's earlier plans worked out. It
-    makes no difference but to the time.
+    `trials`: how the copies under way have gone so far. `known`: the results of the caller's earlier plans.
+    They save time and change no step.
     """
     if not view.settled:
         return (
@@ -89,8 +89,8 @@ def _plan(view: ClusterView, policy: Policy, trials: Trials, known: Known) -> tu
 class _Planner:
     """One pass. It counts the copies and the replicas per node that it has planned itself.
 
-    A quiet tablet (`is_quiet`) needs no step, so it is skipped. For the others `kept` has the steps of earlier passes that are
-    still valid.
+    A quiet tablet (`is_quiet`) needs no step, so it is skipped. For the others, `kept` has the steps of
+    earlier passes that are still valid.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class _Planner:
         return [f.step for f in found if f.step is not None]
 
     def _look(self, s: Situation) -> Found:
-        """The step of a tablet, by its checks."""
+        """Run a tablet's checks, and keep the result if it stays valid."""
         self.asked.clear()
         step = self.tablet(s)
         found = Found(s, step, self.asked.refused, step is not None and _heal_waits(s, step))
@@ -150,8 +150,11 @@ class _Planner:
         return found
 
     def _making_way(self, s: Situation, step: Step) -> Step:
-        """The step, or the end of a move for balance whose slot a heal needs. A move that has its copy
-        continues."""
+        """The step itself, unless a heal needs the slot of this move for balance. Then it is the end of the
+        move.
+
+        A move that has its copy continues.
+        """
         if s.intent is None or s.intent.kind != MOVE or s.joining is not None:
             return step
         return replace(_cancel(s, s.intent, "a heal needs its turn to copy"), cause=step.cause)
@@ -204,8 +207,10 @@ class _Planner:
         )
 
     def finish(self, s: Situation) -> Step | None:
-        """End the intent once the joining replica is a voter. The replica that it replaces is gone or healthy again, or
-        cannot be removed yet."""
+        """End the intent once the joining replica is a voter and nothing is left to do.
+
+        That is so if the replica that it replaces is gone, is healthy again, or cannot be removed yet.
+        """
         joining = s.joining
         if s.intent is None or joining is None or joining.peer.member_type is not MemberType.VOTER:
             return None
@@ -239,7 +244,7 @@ class _Planner:
         )
 
     def drop_target(self, s: Situation) -> Step | None:
-        """Give up the target: its node died, drains, or cannot take the copy, or the replica FAILED."""
+        """Give up the target: its node died, drains, or cannot take the copy, or the new replica FAILED."""
         intent, joining = s.intent, s.joining
         if intent is None or _is_voter(joining):
             return None
@@ -281,9 +286,12 @@ class _Planner:
         return _cancel(s, s.intent, why)
 
     def drop_unneeded(self, s: Situation) -> Step | None:
-        """Give up the joining replica if there are enough good voters without it: the dead one returned, or fewer
-        are wanted. If a witness's vote is needed for a majority, a dead voter is demoted first. If that is not
-        possible, the witness gets its rows after all."""
+        """Give up the joining replica if there are enough good voters without it: the dead one returned, or
+        fewer are wanted.
+
+        If a witness's vote is needed for a majority, a dead voter is demoted first. If that is not possible,
+        the witness gets its rows after all.
+        """
         intent = s.intent
         if intent is None or s.needed > 0 or _is_voter(s.joining):
             return None
@@ -295,14 +303,14 @@ class _Planner:
         return _cancel(s, intent, reason)
 
     def make_room(self, s: Situation) -> Step | None:
-        """Demote a dead voter if a PRE_FOLLOWER waits and no majority could accept it as voter."""
+        """Demote a dead voter if a PRE_FOLLOWER waits and the group could not accept it as voter otherwise."""
         waits = any(m.peer.promote and not m.peer.votes and m.live for m in s.members)
         if not waits or s.can_grow():
             return None
         return demote(s, "so that the waiting replica can be promoted")
 
     def bring_target(self, s: Situation) -> Step | None:
-        """Prepare the target, then add it: as a witness at once, or as PRE_FOLLOWER after its copy."""
+        """Prepare the target, then add it: a witness before its rows, a PRE_FOLLOWER after its copy."""
         intent = s.intent
         if intent is None or s.joining is not None:
             return None
@@ -330,15 +338,17 @@ class _Planner:
         return AddPreFollower(*at(s, reason), intent.replica_id, intent.target_node)
 
     def wait_for_target(self, s: Situation) -> Step | None:
-        """Wait for a joining replica that is a member but not yet a voter with its rows, or help it along."""
+        """Wait for a joining member that is not yet a voter with its rows, or help it along."""
         joining = s.joining
         if s.intent is None or joining is None or _is_voter(joining):
             return None
         return self.joining.help_along(s, joining)
 
     def remove_leftover(self, s: Situation) -> Step | None:
-        """Remove members without rows or without a vote, for which there is no intent. A live witness is not removed
-        but gets its rows, also if it was demoted before they came."""
+        """Remove members without rows or without a vote, for which there is no intent.
+
+        A live witness is not removed but gets its rows, even if it was demoted before they came.
+        """
         for m in s.members:
             if m.peer.member_type is MemberType.WITNESS:
                 if m.live:
@@ -354,7 +364,8 @@ class _Planner:
 
 def _serves(s: Situation) -> bool:
     """Whether the tablet has a live majority. Without one its copies stand still, so they hold no slot that
-    another tablet could use."""
+    another tablet could use.
+    """
     return s.spare >= 0 and bool(s.data_voters)
 
 

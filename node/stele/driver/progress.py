@@ -1,7 +1,6 @@
-"""The progress records of a driver, which CR status, events and command line show. Pure.
+"""Makes the progress records of a driver, which CR status, events and command line show. Pure.
 
-Owns the memory of how fast copies go. Invariant: a record describes the present state of one step, and its
-reason.
+Remembers how fast copies go. Invariant: a record describes the present state of one step, and its reason.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ _NODE = re.compile(r"\bnode ([0-9a-f]{8})\b")
 
 
 def with_names(text: str, names: Mapping[str, str]) -> str:
-    """Replace the ids of nodes in a text by pod names. `names` are by the first eight digits of a node's
-    UUID."""
+    """Replace the ids of nodes in a text by pod names. `names`: by the first eight digits of a node's UUID."""
     return _NODE.sub(lambda match: names.get(match[1], match[0]), text)
 
 
@@ -32,7 +30,7 @@ class LeadersMoved:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One step: of a tablet, of a whole node (`node_id`), or of neither.
+    """The progress of one step: of a tablet, of a whole node (`node_id`), or of neither.
 
     `eta_s` is None while unknown. `error`: why the step failed this time. `cause`: as `Step.cause`.
     """
@@ -68,9 +66,9 @@ def spreads_leaders(step: Step) -> bool:
 def leader_records(
     moves: Iterable[tuple[Step, SteleError | None]], leader_of: Mapping[str, str]
 ) -> list[Progress]:
-    """Records of moves that spread leaders, one for each pair of nodes. `leader_of`: nodes by tablet.
+    """Records of moves that spread leaders, one for each pair of nodes. `leader_of`: leading nodes by tablet.
 
-    A restart moves the leaders of many tablets, and single records would hide everything else.
+    A restart moves the leaders of many tablets. Single records of them would hide everything else.
     """
     pairs: dict[tuple[str, str], list[tuple[MoveLeader, SteleError | None]]] = {}
     for step, error in moves:

@@ -1,6 +1,7 @@
-"""The next round of moves for balance, of replicas and of leaders, for `stele rebalance` and tests. Pure; begins none.
+"""The next round of moves for balance, of replicas and of leaders, for `stele rebalance` and tests. Pure;
+starts no move.
 
-Each tablet moves once in a round. After it there may be another, smaller one.
+Each tablet moves at most once in a round. Another, smaller round may follow.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from stele.driver.view import ClusterView
 
 
 def rebalancing(view: ClusterView, policy: Policy, trials: Trials = NO_TRIALS) -> tuple[list[Move], str]:
-    """The moves in order, as if nothing else happened; and why none may begin now, or ""."""
+    """The moves in their order, as if nothing else happened. Also why none may begin now; "" if they may."""
     heals = plan(view, replace(policy, rebalance=False, balance_leaders=False), trials)
     known = Known()
     known.renew(view, policy)

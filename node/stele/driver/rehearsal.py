@@ -1,8 +1,8 @@
-"""Carries steps out on a view, as if each succeeded at once. Used by forecasts and by the operator's rehearsal.
-Pure.
+"""Carries steps out on a view, as if each succeeded at once. Used by forecasts and by the operator's
+rehearsal. Pure.
 
-A step stands for all that follows from it. A replica that begins is at once a voter with its rows, and the
-replica that it replaces is gone. Invariant: only steps of the planner change the view.
+A step stands for everything that follows from it. A replica that begins is at once a voter with its rows, and
+the replica that it replaces is gone. Invariant: only steps of the planner change the view.
 """
 
 from __future__ import annotations
@@ -32,12 +32,16 @@ from stele.model.config import MemberType, Peer
 from stele.model.ids import NodeId, ReplicaId, TabletId
 
 ALL_AT_ONCE = 1 << 30
-"""Copies at once. A rehearsal covers all copies; how many run at a time changes only their duration."""
+"""The limit of copies at once in a rehearsal, which covers all copies. How many run at a time changes only
+how long they take.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class NewReplica:
-    """A replica that a step makes. `from_node`: where the replica is that it replaces; "": it is one more."""
+    """A replica that a step makes. `from_node`: the node of the replica that it replaces; "": it replaces
+    none.
+    """
 
     tablet_id: TabletId
     table_name: str
@@ -55,7 +59,7 @@ def unhurried(policy: Policy) -> Policy:
 
 
 def settled(view: ClusterView) -> ClusterView:
-    """The view once the changes under way are done: joining replicas vote, and replaced ones are gone."""
+    """The view after the changes under way are done: joining replicas vote, and replaced ones are gone."""
     tablets = tuple(_settled(t, view.intent(t.tablet_id)) for t in view.tablets)
     return replace(view, tablets=tablets, intents=())
 
@@ -84,7 +88,7 @@ def new_replicas(view: ClusterView, steps: Iterable[Step]) -> list[NewReplica]:
 
 
 def carried_out(view: ClusterView, steps: Collection[Step]) -> ClusterView:
-    """The view once the steps, and all that follows from them, are done. Waits change nothing."""
+    """The view after the steps, and everything that follows from them, are done. Waits change nothing."""
     of_tablet = {s.tablet_id: s for s in steps if s.tablet_id}
     of_node = {s.node_id: s for s in steps if isinstance(s, _OF_NODES)}
     arrived: Counter[str] = Counter()

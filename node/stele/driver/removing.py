@@ -1,4 +1,5 @@
-"""Removes and demotes replicas: which member goes, and what must come before. Pure; used by planner.py and beginning.py.
+"""Removes and demotes replicas: chooses the member, and what must come before. Pure; used by planner.py and
+beginning.py.
 
 Invariant: no step leaves too few healthy voters. A leader is moved away before its replica is removed.
 """
@@ -18,8 +19,11 @@ from stele.model.config import MemberType
 
 
 def remove(s: Situation, m: Member, reason: str) -> Step | None:
-    """The step that removes `m`, or first moves the leader away from it. The step's reason names `m`
-    before `reason`."""
+    """The step that removes `m`, or first moves the leader away from it. Its reason names `m`, then gives
+    `reason`.
+
+    A blocked step if too few healthy voters would be left.
+    """
     if not s.can_remove(m):
         return blocked(
             s, "UnsafeToRemove", f"{m.name} cannot be removed: too few healthy voters would be left"
@@ -32,7 +36,10 @@ def remove(s: Situation, m: Member, reason: str) -> Step | None:
 
 
 def demote(s: Situation, purpose: str) -> Step | None:
-    """The step that takes a dead voter's vote away, the one that the intent replaces first; None if no majority remains."""
+    """The step that takes away a dead voter's vote; None if no majority would remain.
+
+    The voter that the intent replaces comes first. A dead witness is removed.
+    """
     away = (m for m in s.voters if not m.live and not m.kept)
     bad = sorted(away, key=lambda m: (not m.failed, m.peer.replica_id))
     intended = s.intent.replaces_replica if s.intent is not None else 0
@@ -47,9 +54,10 @@ def demote(s: Situation, purpose: str) -> Step | None:
 
 
 def replaced_by_joining(s: Situation) -> Member | None:
-    """The member to remove now that the joining replica votes: a bad one, the intent's own first.
+    """The member to remove now that the joining replica votes: a bad one, first the one that the intent
+    names.
 
-    One that only drains stays until there are enough voters without it, since the tablet may need its
+    A member that only drains stays until there are enough voters without it, since the tablet may need its
     vote.
     """
     gone = [m for m in s.members if m is not s.joining and not m.live and not m.kept]
@@ -60,7 +68,7 @@ def replaced_by_joining(s: Situation) -> Member | None:
 
 
 def remove_replaced(s: Situation) -> Step | None:
-    """The joining replica votes: remove the member that it replaces."""
+    """Remove the member that the joining replica replaces, once it votes."""
     joining = s.joining
     if s.intent is None or joining is None:
         return None
@@ -78,8 +86,8 @@ def remove_replaced(s: Situation) -> Step | None:
 def remove_excess(s: Situation, load: Load) -> Step | None:
     """Remove a voter if there are more than the replication factor.
 
-    While good voters are missing, a voter is removed only if this leaves the number of live voters with
-    the rows unchanged. A good one may then find room on its machine.
+    While good voters are missing, a bad voter is removed only if as many live voters with rows are left. A
+    good one may then find room on its machine.
     """
     counted = s.voters if s.needed <= 0 else s.data_voters
     if len(counted) <= s.tablet.replication_factor:
@@ -107,8 +115,10 @@ def remove_excess(s: Situation, load: Load) -> Step | None:
 
 
 def _arrived(joining: Member) -> str:
-    """How a new replica became a voter, with the bytes copied. Small copies end between two passes, so no
-    pass shows them."""
+    """How a new replica became a voter, in words, with the bytes copied.
+
+    Small copies end between two passes, so only this text shows them.
+    """
     copy = joining.report.copy if joining.report is not None else None
     size = f" after a copy of {copy.bytes_total:,} bytes" if copy is not None and copy.bytes_total else ""
     return f"was promoted{size}"

@@ -1,6 +1,7 @@
 """Chooses moves that balance replicas over zones and nodes. Called by planner and `stele rebalance`; pure.
 
-First the spread of each tablet over zones is repaired. Then a move must lessen a measure by at least STEP:
+First the spread of each tablet over zones is repaired. Then a move must lessen a measure by at least twice
+STEP:
 
     sum over nodes of (replicas^2 + (bytes / mean bytes of a replica)^2)
     + 2 * sum over nodes and tables of (replicas of the table)^2
@@ -10,12 +11,13 @@ A move of a tablet with the size s (in mean replicas) from a to b lessens it by 
     (replicas a - replicas b - 1) + 2 * (same of its table - 1) + s * (bytes a - bytes b - s)
 
 The last s is multiplied by 1.5, so that small changes of sizes move nothing back. No move reduces the spread
-of a tablet over zones. Each move lessens a sum that cannot fall below zero, so there is always an end. Of all
-moves the one that lowers it most is chosen, because a smaller one might have to be undone later. Of several alike, the one
-between machines that differ most. Nothing moves for machines alone, since the disks of nodes decide how much they hold.
+of a tablet over zones. Each move lessens a sum that cannot fall below zero, so moves always end. The move
+that lowers the sum most is chosen, because a smaller one might have to be undone later. Of equal moves it is
+the one between machines that differ most. Nothing moves for machines alone, since the disks of nodes decide
+how much they hold.
 
-Invariant: it moves only tablets at rest, never two replicas onto one machine, only to nodes that may get
-replicas and have room.
+Invariant: it moves only tablets at rest, and only to nodes that may get replicas and have room. It never
+moves two replicas onto one machine.
 """
 
 from __future__ import annotations
@@ -34,9 +36,13 @@ from stele.driver.targets import Load, has_room, host_of, usable
 from stele.driver.view import MOVE, ClusterView, NodeView
 
 STEP = 1.0
-"""A move must lower the measure by at least twice this: as much as one replica fewer on the fuller node does."""
+"""A move must lower the measure by at least twice this. Moving one replica to a node with two fewer lowers
+the first term by as much.
+"""
 _TABLE_WEIGHT = 2
-"""Lets nodes with equally many replicas exchange replicas of a table that only some of them have."""
+"""The weight of tables in the measure. It lets nodes with equally many replicas exchange replicas of a table
+that only some of them have.
+"""
 _SIZE_WEIGHT = 1.5
 _NO_TABLES: Counter[str] = Counter()
 _PAIRS_MAX = 256
@@ -45,8 +51,9 @@ _PAIRS_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One replica that moves to another node. `bytes`: what is copied, by the largest replica that was
-    reported."""
+    """The move of one replica to another node. `bytes`: how much is copied, by the largest replica that was
+    reported.
+    """
 
     tablet_id: str
     table_name: str
@@ -58,7 +65,7 @@ class Move:
 
 
 class ReplicaBalance:
-    """Where the replicas would be if each move under way or chosen were done."""
+    """The places of replicas, as if each move under way or chosen were done."""
 
     def __init__(self, view: ClusterView, policy: Policy, places: Places, load: Load) -> None:
         self._policy = policy
@@ -73,7 +80,8 @@ class ReplicaBalance:
         self._mean = places.mean_bytes
         self._due: Counter[str] = Counter()
         self._moved: set[str] = set()
-        """A tablet changes by one replica at a time, so it is moved once."""
+        """Tablets that were moved. Each moves at most once, since a tablet changes by one replica at a time.
+        """
         self._short_of_room = False
         """Whether a move was refused only because its target has no room."""
         self._scene = (
@@ -91,7 +99,7 @@ class ReplicaBalance:
 
     @property
     def _is_balanced(self) -> bool:
-        """Whether an earlier look found no move between these very nodes, and nothing has changed since."""
+        """Whether an earlier look at these same nodes found no move, and nothing has changed since."""
         return self._places.balanced == self._scene
 
     def _count(self, place: Place, node: str, number: int) -> None:
@@ -105,7 +113,7 @@ class ReplicaBalance:
             yield move
 
     def next(self) -> Move | None:
-        """The next move, or None. From then on it counts as done."""
+        """The next move, or None. From then on the move counts as done."""
         if self._is_balanced:
             return None
         move = self._for_spread() or self._for_load()
@@ -116,8 +124,9 @@ class ReplicaBalance:
     # --- zones
 
     def _zones_of(self, place: Place) -> tuple[str, list[str]] | None:
-        """The zone with too many replicas of a tablet, and the zones that should have one more. None if the
-        tablet is spread as well as possible."""
+        """The zone with too many replicas of a tablet, and the zones that should have one more. None: the
+        tablet is spread as well as possible.
+        """
         zones = Counter(n.zone for m in place.nodes if (n := self._nodes.get(m)) is not None)
         if not zones:
             return None
@@ -159,8 +168,9 @@ class ReplicaBalance:
         return self._done(place, source, target, self._why(place, source, target.node_id))
 
     def _pairs(self) -> list[tuple[str, NodeView]]:
-        """Pairs of nodes between which a move may be worth it, those that differ most first. Of several alike, those whose
-        machines differ most: of moves that are worth the same, the first is chosen."""
+        """Pairs of nodes between which a move may help, those that differ most first. Of equal pairs, those
+        whose machines differ most come first: of equal moves, the first is chosen.
+        """
         of_table = self._largest_difference()
         machines: Counter[str] = Counter()
         for node, count in self._replicas.items():
@@ -202,7 +212,9 @@ class ReplicaBalance:
         return self._bytes[node] / self._mean if self._mean else 0.0
 
     def _best(self, source: str, target: NodeView) -> tuple[float, Place] | None:
-        """The tablet whose move from `source` to `target` lowers the measure most, if by at least STEP."""
+        """The tablet whose move from `source` to `target` lowers the measure most. None if no move lowers it
+        enough (`STEP`).
+        """
         best: tuple[float, bool, int, str] | None = None
         found: Place | None = None
         replicas = self._replicas[source] - self._replicas[target.node_id] - 1
@@ -279,7 +291,9 @@ def begin_moves(
     slots: Slots,
     epoch: int,
 ) -> list[Step]:
-    """The beginnings of moves for balance, as many as there are slots. `situation`: of each tablet."""
+    """The first steps of moves for balance, as many as there are slots. `situation`: a function that gives a
+    tablet's situation.
+    """
     steps: list[Step] = []
     if not slots.can_move:
         return steps

@@ -1,6 +1,7 @@
-"""Where the replicas of all tablets are, for balance. Kept from pass to pass, renewed for what changed; pure.
+"""The places of all tablets' replicas, for balance. Kept from pass to pass, renewed where something changed;
+pure.
 
-Used by `replica_balance.py`. It remembers that no move is left, so that a pass over a cluster at rest looks for
+Used by `replica_balance.py`. Remembers when no move is left, so that a pass over a cluster at rest looks for
 none.
 
 Invariant: everything equals what a new object says of the same situations.
@@ -18,8 +19,10 @@ from stele.driver.view import TabletView
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A tablet, on the nodes where it is once the change under way is done. `size`: bytes of a replica. `rests`:
-    it may be moved. `zones`: of its members, sorted."""
+    """A tablet, and the nodes where it is once the change under way is done.
+
+    `size`: bytes of a replica. `rests`: whether it may be moved. `zones`: those of its members, sorted.
+    """
 
     tablet: TabletView
     nodes: tuple[str, ...]
@@ -29,7 +32,7 @@ class Place:
 
     @property
     def table_id(self) -> str:
-        """Its table."""
+        """The table of the tablet."""
         return self.tablet.table_id
 
     @property
@@ -39,16 +42,18 @@ class Place:
 
     @property
     def counts_as(self) -> tuple[object, ...]:
-        """What balance depends on."""
+        """The values on which balance depends."""
         return self.nodes, self.size, self.rests, self.zones, self.table_id
 
 
 class Places:
     """The tablets of nodes, with counts.
 
-    `replicas` and `bytes`: by node. `of_table`: by node and table. `resting`: tablets that may be moved, by
-    each of their nodes, their zones and their table. Balance asks for a whole group of these at once.
-    `crowded`: those of them that are crowded. `balanced`: for which nodes it was found that no move is left.
+    - `replicas`, `bytes`: by node. `of_table`: by node and table.
+    - `resting`: tablets that may be moved, grouped by node, zones and table. Balance asks for a whole group
+      at once.
+    - `crowded`: those of them that have two members in one zone.
+    - `balanced`: the nodes for which no move is left, by an earlier look.
     """
 
     def __init__(self) -> None:
@@ -61,7 +66,7 @@ class Places:
         self._places: dict[str, Place] = {}
 
     def take(self, tablet_id: str, s: Situation | None) -> None:
-        """A tablet was judged again; None: it is gone."""
+        """Take over a tablet that was judged again. `s` None: the tablet is gone."""
         before = self._places.pop(tablet_id, None)
         place = _place_of(s) if s is not None and s.tablet.node_role == "node" else None
         if place is not None:

@@ -67,8 +67,8 @@ def leader_report(tablet: TabletView) -> ReplicaView | None:
 def in_doubt(tablet: TabletView) -> frozenset[int]:
     """Members that the leader reports as FAILED, but that may be healthy now.
 
-    Either their restarted node has not reported them yet, or they report that they know no leader yet. So
-    the leader's report may be outdated. Demoted members do not count; they are given up already.
+    Their restarted node has not reported them yet, or they report that they know no leader yet. So the
+    leader's report may be outdated. Demoted members do not count; they are given up already.
     """
     leader = leader_report(tablet)
     if leader is None or not leader.failed_peers:
@@ -83,10 +83,11 @@ def in_doubt(tablet: TabletView) -> frozenset[int]:
 
 
 def failed_replicas(tablet: TabletView) -> frozenset[int]:
-    """Members that cannot serve again.
+    """Members that cannot serve again. Each matches one of three cases:
 
-    Their own node says so; or the leader says so and they are not in doubt; or the leader's log lacks entries
-    they need.
+    - Its own node says so.
+    - The leader says so, and the member is not in doubt.
+    - The leader's log lacks entries that the member needs.
     """
     leader = leader_report(tablet)
     by_leader: frozenset[int] = frozenset()
@@ -100,8 +101,9 @@ def failed_replicas(tablet: TabletView) -> frozenset[int]:
 
 
 def unreached_ms(tablet: TabletView, view: ClusterView) -> dict[int, int]:
-    """Members that do not answer their leader, and for how long. It does not matter whether their nodes send
-    heartbeats."""
+    """Members that do not answer their leader, and for how long. Heartbeats of their nodes make no
+    difference.
+    """
     leader = leader_report(tablet)
     node = view.node(tablet.leader_node)
     if leader is None or node is None:
@@ -114,9 +116,12 @@ def unreached_ms(tablet: TabletView, view: ClusterView) -> dict[int, int]:
 class Member:
     """A peer and its state.
 
-    `in_doubt`: it had FAILED, and its node was restarted since. `answers`: its leader does not report it as unreached.
-    `unreached`: its leader has reported that for a long time. `active`: its node is not DRAINING, and it is not `leaving`.
-    `leaving`: a move under way replaces it. `parked`: its node may be away.
+    - `in_doubt`: it had FAILED, and its node was restarted since.
+    - `answers`: its leader does not report it as unreached.
+    - `unreached`: its leader has reported it as unreached for a long time.
+    - `active`: its node is not DRAINING, and it is not `leaving`.
+    - `leaving`: a move under way replaces it.
+    - `parked`: its node may be away.
     """
 
     peer: Peer
@@ -131,7 +136,8 @@ class Member:
     parked: bool = False
     leaving: bool = False
     live: bool = field(init=False)
-    """Its node sends heartbeats, it is not FAILED, and it is not out of its leader's reach for long."""
+    """Whether its node sends heartbeats, it is not FAILED, and it is not out of its leader's reach for long.
+    """
 
     def __post_init__(self) -> None:
         live = not (self.dead or self.failed or self.unheard or self.unreached)
@@ -139,8 +145,9 @@ class Member:
 
     @property
     def unheard(self) -> bool:
-        """Known neither as dead nor as alive. A new leading master has not heard the node yet, or the node has
-        not reported the replica since its start."""
+        """Whether it is not known to be dead or alive. A new leading master has not heard the node yet, or
+        the node has not reported the replica since its start.
+        """
         if self.dead:
             return False
         return self.untold or (self.node is not None and not self.node.ever_heard)
@@ -153,7 +160,8 @@ class Member:
     @property
     def kept(self) -> bool:
         """Whether it is away and expected back: a voter with its rows, on a parked node. It is not live, but
-        nothing replaces it."""
+        nothing replaces it.
+        """
         away = (self.dead or self.unreached) and not self.failed
         return self.parked and away and self.peer.member_type is MemberType.VOTER
 
@@ -169,8 +177,9 @@ class Member:
 
     @property
     def rowless(self) -> bool:
-        """Whether it logs without its rows: a witness whose rows have not come, or one that was demoted before
-        they came."""
+        """Whether it logs without its rows: it is a witness whose rows have not come, or it was demoted
+        before they came.
+        """
         if self.report is None:
             return self.peer.member_type is MemberType.WITNESS
         if self.peer.member_type is MemberType.WITNESS:
@@ -179,7 +188,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        """Its name in reasons."""
+        """The member's name in reasons."""
         return f"replica {self.peer.replica_id} on node {self.peer.node_id[:8]}"
 
     @property
@@ -209,7 +218,7 @@ class Situation:
     members: tuple[Member, ...]
     intent: Intent | None
     target: NodeView | None
-    """The intent's target node."""
+    """The node that is the intent's target."""
     target_dead: bool
     # Computed once, because the checks of a tablet ask for them dozens of times.
     voters: tuple[Member, ...] = field(init=False)
@@ -219,11 +228,15 @@ class Situation:
     data_voters: tuple[Member, ...] = field(init=False)
     """Live VOTERs, which hold the rows."""
     good: tuple[Member, ...] = field(init=False)
-    """Live VOTERs on ACTIVE nodes that no move replaces. The replication factor counts these."""
+    """Live VOTERs on ACTIVE nodes that no move replaces. Their number is compared with the replication
+    factor.
+    """
     spare: int = field(init=False)
-    """How many more voters may fail before the group stops; negative: it has stopped."""
+    """How many more voters may fail before the group stops. Negative: it has stopped."""
     needed: int = field(init=False)
-    """How many good voters are missing for the replication factor. One that is away on a parked node is waited for."""
+    """How many good voters are missing for the replication factor. A voter that is away on a parked node is
+    waited for, so it is not missing.
+    """
 
     def __post_init__(self) -> None:
         voters = _chosen(self.members, [m.peer.votes for m in self.members])
@@ -244,7 +257,8 @@ class Situation:
     @property
     def joining(self) -> Member | None:
         """The intent's replica, if the configuration names it. The same id on another node is a different
-        replica."""
+        replica.
+        """
         if self.intent is None:
             return None
         member = self.member(self.intent.replica_id)
@@ -259,7 +273,7 @@ class Situation:
 
     @property
     def at_fault(self) -> Member | None:
-        """The member that is replaced, or that cannot serve; None if only the joining one has a fault."""
+        """The member that is replaced, or that cannot serve. None if only the joining one has a fault."""
         replaced = self.member(self.intent.replaces_replica) if self.intent is not None else None
         if replaced is not None and replaced.fault:
             return replaced
@@ -281,8 +295,9 @@ class Situation:
         return None
 
     def can_remove(self, member: Member) -> bool:
-        """Whether the remaining live voters are a majority; also if only those that hold the rows are
-        counted."""
+        """Whether the remaining live voters are a majority, even if only those that hold the rows are
+        counted.
+        """
         if not member.peer.votes:
             return self.spare >= 0 and bool(self.data_voters)
         left = [m for m in self.voters if m is not member]
@@ -299,12 +314,13 @@ class Situation:
 
     def can_grow(self) -> bool:
         """Whether raft would accept one more voter, which itself does not count as reachable. True for a
-        single voter."""
+        single voter.
+        """
         return len(self.voters) == 1 or len(self.live_voters) >= majority(len(self.voters) + 1)
 
 
 def _chosen(members: tuple[Member, ...], which: list[bool]) -> tuple[Member, ...]:
-    """Those for which `which` is true; the same tuple if it is true for all, which saves memory."""
+    """The members for which `which` is true. The same tuple if it is true for all, which saves memory."""
     return members if all(which) else tuple(m for m, chosen in zip(members, which, strict=True) if chosen)
 
 
@@ -349,8 +365,9 @@ def judge(tablet: TabletView, view: ClusterView, policy: Policy, nodes: dict[str
 
 
 def judge_all(view: ClusterView, policy: Policy) -> list[Situation]:
-    """The situations of the running tablets; those with the least to spare first. A driver keeps them instead
-    (judgements.py)."""
+    """The situations of the running tablets, those with the least to spare first. A driver keeps situations
+    instead (judgements.py).
+    """
     nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
     running = (t for t in view.tablets if t.state == "RUNNING")
     return sorted(

@@ -2,9 +2,9 @@
 planner.
 
 A copy for a PRE_FOLLOWER holds a slot from its intent until its promotion, or until that takes too long. A
-witness holds one only while its rows are fetched, because it logs and votes without them.
+witness holds a slot only while its rows are fetched, because it logs and votes without them.
 
-A move of a healthy replica holds one too, and moves may use only half of the slots.
+A move of a healthy replica holds a slot too. Moves may use only half of the slots.
 
 Invariant: at most `max_copies` copies hold a slot, plus those that an earlier driver or policy began.
 """
@@ -29,13 +29,15 @@ def waits_for_turn(copy: CopyView | None) -> bool:
 
 
 class Uses:
-    """How many slots tablets use: `taken` in all, `moves` of them for moves. `owed`: witnesses that still need one."""
+    """How many slots tablets use: `taken` in all, `moves` of them for moves. `owed`: how many witnesses still
+    need one.
+    """
 
     def __init__(self) -> None:
         self.taken = self.moves = self.owed = 0
 
     def count(self, s: Situation, number: int, trials: Trials = NO_TRIALS) -> None:
-        """Add a tablet, or take it out again. `trials`: which promotions take too long."""
+        """Add a tablet (`number` 1), or take it out again (-1). `trials`: which promotions take too long."""
         if s.spare < 0 or not s.data_voters:
             return  # its copies stand still without a majority, so they hold no slot
         takes = _has_slot(s, trials)
@@ -51,7 +53,8 @@ TAKE, BEGIN, MOVE = "take", "begin", "move"
 class Slots:
     """Counts the copies that run and those that this plan begins.
 
-    `uses`: those of all tablets, as if each promotion came in time. `late`: the tablets whose promotion is late (see `trials`).
+    `uses`: the slots of all tablets, as if no promotion took too long. `late`: the tablets whose promotion
+    does, by `trials`.
     """
 
     def __init__(
@@ -81,15 +84,17 @@ class Slots:
         return full or (kind == MOVE and self._moves >= self._max_moves)
 
     def take(self) -> bool:
-        """A slot to fetch the rows of a witness that votes already."""
+        """Take a slot to fetch the rows of a witness that votes already. Returns whether there was one."""
         if not self._gives(TAKE):
             return False
         self._owed = max(0, self._owed - 1)
         return True
 
     def begin(self) -> bool:
-        """A slot for a new copy. Voting witnesses without their rows go first, because their logs grow
-        meanwhile."""
+        """Take a slot for a new copy. Returns whether there was one.
+
+        Voting witnesses without their rows go first, because their logs grow meanwhile.
+        """
         return self._gives(BEGIN)
 
     @property
@@ -98,7 +103,7 @@ class Slots:
         return not self.refuses(MOVE)
 
     def begin_move(self) -> bool:
-        """A slot for the copy of a move."""
+        """Take a slot for the copy of a move. Returns whether there was one."""
         if not self._gives(MOVE):
             return False
         self._moves += 1

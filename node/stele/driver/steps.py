@@ -1,7 +1,7 @@
 """The steps that a driver can take. Each is safe to repeat. Made by planner, carried out by executor; no
 behaviour here.
 
-Invariant: a step has the configuration index it was planned on, and a reason that users can read.
+Invariant: a step has the configuration index on which it was planned, and a reason that users can read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ANY = NodeId("")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Base. `cas` is the `opid_index` of the committed configuration it was planned on."""
+    """The base of all steps. `cas`: the `opid_index` of the committed configuration on which it was planned."""
 
     title: ClassVar[str] = ""
     """The word that status, events and command line show."""
@@ -25,7 +25,9 @@ class Step:
     cas: int
     reason: str
     cause: str = field(default="", kw_only=True)
-    """What it is a part of, in one word (`driver/causes.py`). All steps of a heal have the same cause."""
+    """The work of which the step is a part, in one word (`driver/causes.py`). All steps of a heal have the
+    same cause.
+    """
 
     @property
     def because(self) -> str:
@@ -35,7 +37,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class BeginIntent(Step):
-    """Record in the catalog that a new replica is about to be made; the master assigns its replica_id."""
+    """Record in the catalog that a new replica is about to be made. The master assigns its replica_id."""
 
     title = "Beginning"
     kind: str
@@ -120,8 +122,9 @@ class MoveLeader(Step):
     """Order the leader to transfer leadership: its own replica must be removed, or its node leads too many
     tablets.
 
-    Without `target_node` the leader chooses the voter that keeps up and leads least. It refuses a target that
-    is not caught up, because writes wait during a transfer. `removes`: its replica is removed afterwards.
+    `target_node` "": the leader chooses the voter that keeps up and whose node leads least. It refuses a
+    target that is not caught up, because writes wait during a transfer. `removes`: whether its replica is
+    removed afterwards.
     """
 
     title = "MovingLeader"
@@ -149,7 +152,7 @@ class CancelCopy(Step):
 
 @dataclass(frozen=True, slots=True)
 class WaitCopy(Step):
-    """Wait until more bytes have arrived."""
+    """Wait until more bytes of the copy have arrived."""
 
     title = "Copying"
     replica_id: ReplicaId
@@ -170,7 +173,7 @@ class WaitPromotion(Step):
 
 @dataclass(frozen=True, slots=True)
 class Blocked(Step):
-    """The tablet is not healthy, but nothing may be done now. `code`: one word for conditions."""
+    """Report that the tablet is not healthy, but nothing may be done now. `code`: one word for conditions."""
 
     title = "Blocked"
     code: str
@@ -180,7 +183,8 @@ class Blocked(Step):
 class DrainNode(Step):
     """Make a node DRAINING, so that nothing new is placed on it. `tablet_id` is empty.
 
-    `given_up`: it is silent, and returns to service with its next heartbeat. Otherwise it drains for good.
+    `given_up`: the node is silent, and returns to service with its next heartbeat. Otherwise it drains for
+    good.
     """
 
     title = "Draining"
@@ -190,8 +194,7 @@ class DrainNode(Step):
 
 @dataclass(frozen=True, slots=True)
 class ReturnNode(Step):
-    """Make a node ACTIVE again that was given up as silent and sends heartbeats again. It keeps its
-    replicas."""
+    """Make a node ACTIVE again that was given up as silent and sends heartbeats again. It keeps its replicas."""
 
     title = "Returning"
     node_id: NodeId
@@ -199,7 +202,7 @@ class ReturnNode(Step):
 
 @dataclass(frozen=True, slots=True)
 class ParkNode(Step):
-    """Let a node be away for a time: its replicas are kept, and not replaced."""
+    """Let a node be away for a time. Its replicas are kept, and not replaced."""
 
     title = "Parking"
     node_id: NodeId

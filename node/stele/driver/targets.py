@@ -18,15 +18,16 @@ from stele.model.config import Peer
 
 
 class Coming:
-    """What intents bring to each node: replicas that its tablets' configurations do not name yet, and bytes that have
-    not arrived."""
+    """The replicas and bytes that intents bring to each node: replicas that their tablets' configurations do
+    not name yet, and bytes that have not arrived.
+    """
 
     def __init__(self) -> None:
         self.replicas: Counter[str] = Counter()
         self.bytes_due: Counter[str] = Counter()
 
     def count(self, tablet: TabletView | None, intent: Intent, number: int) -> None:
-        """Add an intent, or take it out again."""
+        """Add an intent (`number` 1), or take it out again (-1)."""
         if tablet is None or not tablet.config.names(intent.replica_id, intent.target_node):
             self.replicas[intent.target_node] += number
         if tablet is not None:
@@ -37,10 +38,12 @@ class Load:
     """Replicas per node, including those planned in this pass. One per plan; the planner's only mutable
     state.
 
-    `avoid`: nodes to use only if there is no other. `out_of_reach`: nodes with a replica that some leader
-    does not reach; never used. `bytes_due`: bytes that copies, running or planned, are still to bring to a
-    node. `coming`: the replicas and bytes of intents; None: to be counted from the view. `replicas`: what `replicas_of`
-    gives; None: likewise. `asked`: notes that a check asked for any of this.
+    - `avoid`: nodes to use only if there is no other.
+    - `out_of_reach`: nodes with a replica that some leader does not reach; never used.
+    - `bytes_due`: bytes that copies, running or planned, are still to bring to a node.
+    - `coming`: the replicas and bytes of intents; None: they are counted from the view.
+    - `replicas`: the result of `replicas_of`; None: they are counted from the view.
+    - `asked`: notes that a check asked for any of this.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class Load:
         self.bytes_due[node_id] += bytes_needed
 
     def of(self, node_id: str) -> int:
-        """Replicas on the node, including planned ones."""
+        """How many replicas the node has, including planned ones."""
         self.asked.others = True
         return self._replicas[node_id]
 
@@ -80,13 +83,12 @@ def replicas_of(tablets: Iterable[TabletView]) -> Counter[str]:
 
 
 def tablet_bytes(tablet: TabletView) -> int:
-    """The fewest bytes that a new replica of the tablet needs."""
+    """The least number of bytes that a new replica of the tablet needs."""
     return max((r.bytes_on_disk for r in tablet.replicas), default=0)
 
 
 def _bytes_due(tablet: TabletView, intent: Intent) -> int:
-    """The bytes of a copy that have not arrived yet. Bytes that have arrived no longer count as free on the
-    disk."""
+    """The bytes of a copy that have not arrived yet. Arrived bytes no longer count as free on the disk."""
     report = tablet.report(intent.replica_id, intent.target_node)
     if report is not None and report.has_data and report.data_state is DataState.READY:
         return 0
@@ -127,10 +129,12 @@ def choose_target(
 ) -> NodeView | None:
     """The best node for one more replica of the tablet, or None.
 
-    It is on another machine than each peer. Among these nodes it prefers, in this order: one not to avoid,
-    one asked for by hand, a zone with fewer peers. Then fewer replicas, fewer on its machine, more free bytes, a smaller id.
+    The node is on another machine than each peer. Among such nodes these come first, in this order: a node
+    not to avoid, a node asked for by hand, a zone with fewer peers. Then fewer replicas, fewer on its
+    machine, more free bytes, a smaller id.
+
     `without`: ignore this peer, because it is removed first. `any_room`: accept a node whose disk has no room
-    beside the copies under way. `among`: only these nodes.
+    besides the copies under way. `among`: only these nodes.
     """
     load.asked.others = True
     nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}

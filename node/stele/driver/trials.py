@@ -1,7 +1,8 @@
-"""A driver's memory of failed copies and refused witnesses between its passes. Fed by executor, read by planner.
+"""A driver's memory of failed copies and refused witnesses between its passes. Fed by executor, read by
+planner.
 
-Owns how often each copy failed or stalled, and which targets were useless. Invariant: safety does not depend
-on it. A new driver begins with an empty memory and loses only time.
+Remembers how often each copy failed or stalled, and which targets were useless. Invariant: safety does not
+depend on this memory. A new driver begins with an empty one and loses only time.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from stele.model.errors import Code, SteleError
 TRIES = 3
 """A copy that failed or stalled this often without progress in between is tried on another node."""
 STALL_MS = 120_000
-"""A copy that received nothing for this long is stalled. If its source sends nothing, it fails by itself
-earlier."""
+"""A copy that received nothing for this long is stalled. If its source sends nothing, the copy fails by
+itself earlier.
+"""
 PROMOTE_MS = 300_000
 """The longest time that a new replica with its rows may wait for its promotion. Normally it takes seconds."""
 _WITNESS_REFUSALS_MAX = 5
-"""This many refusals in a row mean that the leader's log no longer has the witness's start. Then a new intent
-is begun with a later start."""
+"""After this many refusals in a row, the leader's log no longer has the witness's start. Then a new intent is
+begun with a later start.
+"""
 _APART_MS = 10_000
 """Failures closer together count once: a restarting node fails several times in a second."""
 _AVOID_MS = 600_000
@@ -37,8 +40,11 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """`failures`: of the copies under way. `stalled`: copies that stand still now. `avoid`: nodes on which
-    copies failed lately, or whose new replicas their leaders did not reach."""
+    """What a driver remembers of copies, for one plan.
+
+    `failures`: how often the copies under way failed. `stalled`: copies that stand still now. `avoid`: nodes
+    on which copies failed lately, or whose new replicas their leaders did not reach.
+    """
 
     failures: Mapping[Key, int] = field(default_factory=dict)
     stalled: frozenset[Key] = frozenset()
@@ -53,7 +59,7 @@ class Trials:
 
     @property
     def tablets(self) -> frozenset[str]:
-        """The tablets of whose copies something is remembered."""
+        """The tablets of copies that are remembered."""
         return frozenset(tablet_id for tablet_id, _ in (*self.failures, *self.stalled, *self.late))
 
     def is_late(self, tablet_id: str, replica_id: int) -> bool:
@@ -65,8 +71,9 @@ NO_TRIALS = Trials()
 
 
 def receives_bytes(copy: CopyView) -> bool:
-    """Whether the copy still receives bytes. Not while it is installed, which at times waits for the
-    replica's log."""
+    """Whether the copy still receives bytes. False while it is installed, which at times waits for the
+    replica's log.
+    """
     return copy.state in ("Starting", "Fetching")
 
 
@@ -96,7 +103,7 @@ class _Course:
 
 
 class CopyMemory:
-    """The memory of one driver. Call `look` once a pass."""
+    """What one driver remembers of copies. Call `look` once a pass."""
 
     def __init__(self) -> None:
         self._courses: dict[Key, _Course] = {}
@@ -134,7 +141,8 @@ class CopyMemory:
 
     def _late(self, view: ClusterView, now_ms: int) -> frozenset[Key]:
         """The replicas whose promotion takes too long. A replica that was removed for that stays in the set
-        until its intent ends."""
+        until its intent ends.
+        """
         before, self._arrived_ms = self._arrived_ms, {}
         for intent in view.intents:
             key = (intent.tablet_id, int(intent.replica_id))
@@ -182,8 +190,9 @@ class WitnessRefusals:
             self._counts.pop(key, None)
 
     def instead(self, step: Step) -> Step:
-        """The step, or its cancellation if the leader keeps refusing the witness. Then the next pass
-        chooses a later start."""
+        """The step, or its cancellation if the leader keeps refusing the witness. After a cancellation the
+        next pass chooses a later start.
+        """
         if not isinstance(step, AddWitness):
             return step
         if self._counts[step.tablet_id, int(step.replica_id)] < _WITNESS_REFUSALS_MAX:

@@ -1,7 +1,8 @@
-"""Lets tasks go on one after another, each in a turn of the event loop of its own. Used by executor and asking.
+"""Lets tasks resume one after another, each in a turn of the event loop of its own. Used by executor and
+asking.
 
-Beginning a call takes half a ms. If many tasks began calls in one turn, everything else in the loop would wait: the
-Lease, probes, watches.
+Beginning a call takes half a ms. If many tasks began calls in one turn, everything else in the loop would
+wait: Kubernetes leases, probes, watches.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 
 
 class Turns:
-    """Lets tasks that share one object run one after the other."""
+    """Makes tasks that share this object resume one after the other."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()

@@ -1,6 +1,6 @@
 """The versions that nodes and masters run, from a cluster view. Pure; used by operator and clients.
 
-It does not import the client, which would cost the operator 10 MB.
+It does not import the client, which would cost the operator 10 MB of memory.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from stele.rpc.proto import master_pb2
 
 @dataclass(frozen=True, slots=True)
 class MemberVersion:
-    """A node or master that is not retired. `release`: "" if it has not registered yet. `reads`: the newest cluster
-    version that it reads."""
+    """A node or master that is not retired. `release`: "" if it has not registered yet. `reads`: the newest
+    cluster version that it can read.
+    """
 
     node_id: str
     name: str
@@ -31,7 +32,9 @@ class MemberVersion:
 
 @dataclass(frozen=True, slots=True)
 class ClusterVersions:
-    """`finalized`: the cluster version in force. `newest`: that of this program."""
+    """The versions in a cluster. `finalized`: the cluster version in force. `newest`: the newest that this
+    program can read.
+    """
 
     finalized: int
     newest: int
@@ -39,12 +42,12 @@ class ClusterVersions:
 
     @property
     def possible(self) -> int:
-        """The newest version that all members read."""
+        """The newest version that all members can read."""
         return min((m.reads for m in self.members), default=self.finalized)
 
     @property
     def lagging(self) -> tuple[MemberVersion, ...]:
-        """Members that do not read what this program's version allows."""
+        """Members that cannot read the newest version of this program."""
         return tuple(m for m in self.members if m.reads < self.newest)
 
 

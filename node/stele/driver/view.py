@@ -1,7 +1,7 @@
 """A driver's view of a cluster, as immutable values. Used by planner and executor; reads no clock, opens
 nothing.
 
-Invariant: a view is one moment as the leading master saw it, at most with newer reports of single replicas.
+Invariant: a view is one moment as the leading master saw it. It may have newer reports of single replicas.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from stele.model.copies import CopyRecord
 from stele.model.ids import CATALOG_TABLET_ID, OPID_NONE, NodeId, OpId, ReplicaId, TableId, TabletId
 
 LEADERLESS_MS = 30_000
-"""A member that is being opened, or knows no leader, for longer than this does not count as live."""
+"""A member that has been opening, or has known no leader, for longer than this does not count as live."""
 DROPPED_MARK = " (dropped)"
-"""Suffix of a table's name in views while the table is dropped and can be recalled."""
+"""The suffix that a table's name has in views while the table is dropped and can be recalled."""
 
 
 class NodeState(IntEnum):
@@ -32,7 +32,7 @@ class NodeState(IntEnum):
 
 
 class Wanted(IntEnum):
-    """The state that somebody wants for a node, apart from what is seen of it. Numbers are on the wire."""
+    """The state that somebody wants for a node, stored apart from its seen state. Numbers are on the wire."""
 
     IN_SERVICE = 1
     DRAINED = 2
@@ -70,12 +70,14 @@ class DataState(IntEnum):
 class NodeView:
     """A node or a master.
 
-    `heartbeat_age_ms`: since the leading master last heard it, or began to lead. `formed`: the catalog knows
-    that its volume is formatted, so no other volume is formatted under its id. `disk_low`: it reports that it
-    refuses writes because space runs out. `clock_ahead_us`: how far its clock is ahead of most clocks, by its
-    own last report; 0 if unknown. `given_up`: it is DRAINING only because it was silent. `wanted`: None if
-    its master's version does not report it (see `asked`). `wanted_by`: "administrator", "driver" or "".
-    `wanted_left_ms`: when it returns to service on its own. 0: it does not.
+    - `heartbeat_age_ms`: since the leading master last heard it, or began to lead.
+    - `formed`: the catalog knows that its volume is formatted, so no other volume is formatted under its id.
+    - `disk_low`: it reports that it refuses writes because space runs out.
+    - `clock_ahead_us`: how far its clock is ahead of most clocks, by its own last report; 0 if unknown.
+    - `given_up`: it is DRAINING only because it was silent.
+    - `wanted`: None if its master's version does not report it (see `asked`).
+    - `wanted_by`: "administrator", "driver" or "".
+    - `wanted_left_ms`: when it returns to service on its own. 0: it does not.
     """
 
     node_id: NodeId
@@ -116,7 +118,7 @@ class NodeView:
 
     @property
     def takes_replicas(self) -> bool:
-        """Whether somebody wants it in service: new replicas and leaders may come to it."""
+        """Whether it is wanted in service, so that new replicas and leaders may come to it."""
         return self.state is NodeState.ACTIVE and not self.parked
 
     @property
@@ -164,7 +166,7 @@ class ReplicaView:
     unreached_ms: Mapping[ReplicaId, int] = field(default_factory=lambda: NOBODY, hash=False)
     """Leader only: peers that do not answer it, and for how long."""
     load: int = 0
-    """The requests of clients per second, while it leads and for a minute after."""
+    """The requests of clients per second. Reported while it leads and for a minute after."""
 
     @property
     def waits(self) -> bool:
@@ -173,7 +175,7 @@ class ReplicaView:
 
     @property
     def ages(self) -> bool:
-        """Whether its meaning changes with its age."""
+        """Whether the meaning of the report changes with its age."""
         return self.waits or bool(self.unreached_ms)
 
     @property
@@ -186,7 +188,7 @@ class ReplicaView:
 class TabletView:
     """A tablet: its committed configuration, its leader, and the reports of its replicas.
 
-    `replication_factor`: the voters that are wanted, with those that were asked for by hand.
+    `replication_factor`: how many voters are wanted, including those that were asked for by hand.
     """
 
     tablet_id: TabletId
@@ -202,7 +204,7 @@ class TabletView:
     """Until when drivers do not move its leader, because an administrator did; 0: they may."""
     by_hand: ByHand = NOT_BY_HAND
     copies: tuple[CopyRecord, ...] = ()
-    """Replicas that heals and moves made, and whether they hold the rows of another voter."""
+    """Replicas made by heals and moves, and whether they hold the rows of another voter."""
 
     @property
     def node_role(self) -> str:
@@ -218,7 +220,7 @@ class TabletView:
 
     @property
     def of_dropped_table(self) -> bool:
-        """Whether its table was dropped and can be recalled. Masters tell this by the name alone."""
+        """Whether its table was dropped and can be recalled. In a master's answer only the name shows this."""
         return self.table_name.endswith(DROPPED_MARK)
 
     @property
@@ -235,8 +237,8 @@ class TabletView:
 class Tablets(Sequence[TabletView]):
     """The tablets of a view, in their order. Never changed.
 
-    They are kept in parts, and views that follow each other share most parts. With one tuple of all tablets in each
-    view, Python's garbage collector would visit every tablet again and again: 2 to 7 ms for 10,000.
+    They are kept in parts, and views that follow each other share most parts. If each view had one tuple of
+    all tablets, Python's garbage collector would visit every tablet again and again: 2 to 7 ms for 10,000.
     """
 
     __slots__ = ("_at", "_parts")
@@ -250,8 +252,9 @@ class Tablets(Sequence[TabletView]):
         self._at: Mapping[str, int] = {t.tablet_id: place for place, t in enumerate(every)}
 
     def with_newer(self, newer: Mapping[str, TabletView]) -> Tablets:
-        """These tablets, with the newer view of each that `newer` has, by id. Other ids in `newer` are
-        ignored."""
+        """These tablets, each replaced by its newer view in `newer` if there is one. `newer` is by id;
+        unknown ids are ignored.
+        """
         changed: dict[int, list[TabletView]] = {}
         for tablet_id, tablet in newer.items():
             place = self._at.get(tablet_id)
@@ -327,7 +330,7 @@ class Intent:
     expires_us: int = 0
     reason: str = ""
     cause: str = ""
-    """As `Step.cause`; empty if a driver of an earlier version began it."""
+    """As `Step.cause`. Empty if a driver of an earlier version began it."""
 
     @property
     def moves(self) -> bool:
@@ -346,7 +349,9 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """A node that was taken away for a moment. `incarnation`: its own then; with a higher one it is back. 0: unknown."""
+    """A node that was taken away for a moment. `incarnation`: that of the process that was taken away; 0:
+    unknown. With a higher one the node is back.
+    """
 
     node_id: str
     incarnation: int = 0
@@ -354,10 +359,11 @@ class Away:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """One that holds the change budget: it takes something away from the cluster, or makes up for a loss.
+    """A holder of the change budget: it takes something away from the cluster, or makes up for a loss.
 
-    `name`: heal/NODE, drain/NODE, park/NODE, masters, upgrade or hibernate. `away`: nodes in service that it has taken
-    away for a moment, as their pods are made again. Other kinds show in the states of their nodes.
+    `name`: heal/NODE, drain/NODE, park/NODE, masters, upgrade or hibernate. `away`: nodes in service that it
+    has taken away for a moment, because their pods are made again. Other kinds show in the states of their
+    nodes.
     """
 
     name: str
@@ -367,7 +373,8 @@ class Holder:
 @dataclass(frozen=True, slots=True)
 class ClusterView:
     """The cluster at one moment. `settled`: the leading master has heard all nodes that it can expect to
-    hear. `tablets`: kept as `Tablets`, whatever they were given as."""
+    hear. `tablets`: kept as `Tablets`, in whatever form they were given.
+    """
 
     nodes: tuple[NodeView, ...]
     tablets: Sequence[TabletView]
@@ -378,7 +385,7 @@ class ClusterView:
     term: int = 0
     now_us: int = 0
     holding: tuple[Holder, ...] = ()
-    """Who holds the change budget, as the catalog has it."""
+    """Who holds the change budget, as the catalog says."""
 
     _nodes: Mapping[str, NodeView] = field(init=False, repr=False, compare=False)
     _tablets: Tablets = field(init=False, repr=False, compare=False)
@@ -401,11 +408,11 @@ class ClusterView:
         return self._tablets.get(tablet_id)
 
     def tablets_since(self, before: ClusterView | None) -> Iterator[TabletView]:
-        """All tablets that may differ from those of an earlier view, and some that do not. Its cost is that of the
-        changes.
+        """All tablets that may differ from those of an earlier view, and some that do not. It costs only as
+        much as the changes.
 
-        It gives all tablets if `before` is None. It also does if tablets came, went or changed their order. Then
-        the caller must look itself for those of `before` that are gone.
+        It returns all tablets if `before` is None, or if tablets came, went or changed their order. Then the
+        caller must itself find the tablets of `before` that are gone.
         """
         return self._tablets.since(before._tablets if before is not None else None)
 

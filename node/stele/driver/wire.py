@@ -1,6 +1,7 @@
 """Converts answers of masters and nodes to the planner's values. Called by executor and operator.
 
-Opens nothing. Names that thousands of tablets share are kept once (`intern`). Invariant: enum numbers that this program does not know become UNKNOWN, never a healthy state.
+Opens nothing. Names that thousands of tablets share are kept once (`intern`). Invariant: enum numbers that
+this program does not know become UNKNOWN, never a healthy state.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ _DATA_STATES = {int(s): s for s in DataState}
 
 
 def view_from_pb(pb: master_pb2.GetClusterViewResponse) -> ClusterView:
-    """The cluster as the leading master sees it. Raises `Rejected` for bad identifiers or member types."""
+    """The cluster as the leading master sees it.
+
+    Raises:
+        Rejected: an identifier or a member type is bad.
+    """
     return ClusterView(
         nodes=tuple(node_from_pb(n) for n in pb.nodes),
         tablets=tuple(tablet_from_pb(t) for t in pb.tablets),
@@ -80,7 +85,7 @@ def standing_from_pb(pb: master_pb2.DriverPolicyPB) -> StandingPolicy:
 
 
 def holding_from_pb(pb: master_pb2.DriverPolicyPB) -> tuple[Holder, ...]:
-    """Who holds the change budget, as the catalog has it."""
+    """Who holds the change budget, as the catalog says."""
     return tuple(
         Holder(h.holder, tuple(Away(id_from_pb(a.node_id), a.incarnation) for a in h.away))
         for h in pb.holding
@@ -162,7 +167,7 @@ def tablet_from_pb(pb: master_pb2.TabletViewPB) -> TabletView:
 
 
 def copy_record_from_pb(pb: master_pb2.CopyRecordPB) -> CopyRecord:
-    """What is known of a replica that a heal or a move made."""
+    """The record of how a replica made by a heal or a move compared with another voter."""
     return CopyRecord(
         replica_id=pb.replica_id,
         cause=intern(pb.cause),
@@ -194,7 +199,7 @@ def copy_record_to_pb(record: CopyRecord) -> master_pb2.CopyRecordPB:
 
 
 def by_hand_from_pb(pb: master_pb2.ByHandPB) -> ByHand:
-    """What was asked of a tablet by hand."""
+    """An administrator's placement of a tablet's replicas."""
     return ByHand(
         pinned=tuple(id_from_pb(n) for n in pb.pinned),
         avoided=tuple(id_from_pb(n) for n in pb.avoided),
@@ -228,7 +233,9 @@ def replica_from_pb(node_id: str, pb: common_pb2.ReplicaStatusPB, age_ms: int = 
 
 @lru_cache(maxsize=1024)
 def _opid(term: int, index: int) -> OpId:
-    """The OpId of these numbers. Equal ones are one object: tablets and their replicas have the same few."""
+    """The OpId of these numbers. Equal OpIds are one object, since tablets and their replicas share few
+    different ones.
+    """
     return OpId(term, index) if term or index else OPID_NONE
 
 

@@ -1,7 +1,9 @@
-"""Asks where the logs of new witnesses may begin, for all that a pass begins at once. Used by executor and orders.
+"""Asks where the logs of new witnesses may begin, for all witnesses that a pass begins. Used by executor and
+orders.
 
-A log may begin after the newest entry that every live voter with the rows knows to be committed. Asking for one tablet after
-another took most calls of a heal. Invariant: a tablet gets no start if one of these voters did not answer.
+A log may begin after the newest entry that every live voter with the rows knows to be committed. When each
+tablet asked alone, that took most calls of a heal. Invariant: a tablet gets no start if one of these voters
+did not answer.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class WitnessStarts:
     async def look(
         self, pool: ChannelPool, view: ClusterView, steps: Sequence[Step], situations: Mapping[str, Situation]
     ) -> None:
-        """Ask for the starts of all witnesses that these steps begin. `situations`: those they were planned on."""
+        """Ask for the starts of all witnesses that these steps begin. `situations`: those on which the steps
+        were planned.
+        """
         voters, wanted = await asyncio.to_thread(_voters, steps, situations)
         if wanted:
             answers = await ask(pool, view, wanted, timeout_s=TIMEOUT_S)
@@ -70,7 +74,7 @@ class WitnessStarts:
 def _voters(
     steps: Sequence[Step], situations: Mapping[str, Situation]
 ) -> tuple[dict[TabletId, list[str]], dict[str, list[TabletId]]]:
-    """The nodes of the voters to ask, by tablet; and the tablets, by node."""
+    """By tablet: the nodes of the voters to ask. By node: the tablets to ask about."""
     nodes: dict[TabletId, list[str]] = {}
     tablets: dict[str, list[TabletId]] = {}
     for step in steps:
