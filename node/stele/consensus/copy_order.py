@@ -35,7 +35,7 @@ class CopyProgress:
 
 @dataclass(frozen=True, slots=True)
 class CopyOrder:
-    """What StartTabletCopy asked for.
+    """The content of a StartTabletCopy request.
 
     - `witness_start`: where a witness's log begins. OPID_NONE: at the source's checkpoint.
     - `bytes_per_second`: 0 for no bound.

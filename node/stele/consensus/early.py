@@ -2,8 +2,8 @@
 Owned by Proposals; no I/O.
 
 Such a write gets an outcome before it is committed, if the outcome is certain. It must be a block from a
-known client, and its effect must be independent of the stored rows. No entry that waits to be applied before
-it may change that. Any other write is answered once it is applied.
+known client, and its effect must be independent of the stored rows. No earlier entry that waits to be applied
+may change that effect. Any other write is answered once it is applied.
 
 Invariant: an early outcome equals the outcome of applying the entry, unless the entry is never committed.
 """

@@ -51,7 +51,7 @@ def remove_tree(path: Path) -> None:
 def remove_if_empty(path: Path) -> None:
     """Remove a directory if it is empty. The removal is synced.
 
-    A `make_directory` below it at the same moment succeeds all the same.
+    A `make_directory` inside it at the same moment still succeeds.
     """
     try:
         path.rmdir()

@@ -1,6 +1,6 @@
 """Reads entries of the log for a slow peer, and tries until that succeeds. Called by the runtime of a core.
 
-A module of its own: it waits within a `try`, and docs/compiled.md says why the runtime must not.
+It is a module of its own because it waits within a `try`. docs/compiled.md says why the runtime must not.
 """
 
 from __future__ import annotations

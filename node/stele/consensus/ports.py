@@ -37,7 +37,7 @@ class InThread(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOptions:
-    """Times in milliseconds, sizes in bytes.
+    """The options of a replica. Times are in milliseconds, sizes in bytes.
 
     - `clock_error_max_ms`: how far the nodes' clocks may be apart. A ceiling runs half of that ahead of the
       clock.
@@ -63,7 +63,7 @@ class ReplicaOptions:
 class Loop(Protocol):
     """The part of an event loop that the runtime of a replica uses.
 
-    The loops of asyncio and uvloop have it, and so has the simulator's, which has a time of its own.
+    The loops of asyncio and uvloop have it. So has the simulator's loop, which counts its own time.
     """
 
     def call_soon(self, callback: Callable[..., object], /, *args: Any) -> object:
@@ -81,7 +81,7 @@ class HostedReplica(Protocol):
 
     @property
     def superblock(self) -> Superblock:
-        """The replica's id, for messages and reports."""
+        """Its superblock, which has the replica's id."""
 
     @property
     def raw_tablet_id(self) -> bytes:
@@ -98,7 +98,7 @@ class Reader(Protocol):
 
 
 class Follower(Protocol):
-    """A follower that asks its leader."""
+    """A follower that asks its leader before it serves a read."""
 
     @property
     def standing(self) -> HostedReplica:

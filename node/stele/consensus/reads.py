@@ -167,8 +167,8 @@ class Reads:
         `linearizable_read`.
 
         It is at most the later of now and the newest write. The applied timestamp may be later than both,
-        because a new leader's first ceiling is above its predecessor's last one. Other tablets would have to
-        be read in the future at a snapshot that late.
+        because a new leader's first ceiling is above its predecessor's last one. A scan at so late a snapshot
+        would read other tablets in the future.
         """
         await self.linearizable_read(within_ms)
         machine = self._storage.machine

@@ -66,7 +66,7 @@ def check_order(block: Superblock, last_logged: OpId, order: SoleVoter) -> None:
 
 
 def with_incarnation(block: Superblock, order: SoleVoter) -> Superblock:
-    """The superblock to write first."""
+    """The superblock with the order's incarnation. It is written before the records of `make_sole_voter`."""
     return replace(block, tablet_incarnation=order.incarnation, leader_hint=block.replica_id)
 
 

@@ -54,8 +54,9 @@ class Replica:
     def writes(self) -> Writes:
         """Its write path.
 
-        Raises, as all parts do before it is started:
-            Retryable: NOT_READY during bootstrap, NOT_LEADER if it FAILED before its core was made.
+        Raises:
+            Retryable: NOT_READY during bootstrap, NOT_LEADER if it FAILED before its core was made. So do the
+                other parts.
         """
         if self.started is None:  # as `_parts`, which would cost one more call for each block
             raise self.standing.refusal()
@@ -210,7 +211,7 @@ class Replica:
             raise self.standing.refusal()
 
     def status(self) -> common_pb2.ReplicaStatusPB:
-        """What it knows of itself and, as leader, of its peers."""
+        """The status of this replica and, if it leads, of its peers."""
         status = replica_status(self.standing, self.started)
         status.load = self.load
         return status

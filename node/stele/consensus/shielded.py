@@ -34,7 +34,9 @@ class ShieldedTasks:
         return task
 
     async def end(self, within_s: float) -> None:
-        """The owner ends: wait up to `within_s` seconds for what is under way, then cancel the rest."""
+        """End, because the owner ends: wait up to `within_s` seconds for the operations under way, then
+        cancel the rest.
+        """
         if self._running:
             await asyncio.wait(self._running, timeout=within_s)
         for task in list(self._running):

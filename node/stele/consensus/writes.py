@@ -253,7 +253,7 @@ class Writes:
             self.ceilings[opid.index] = opid.term
 
     def held_by_all(self, index: int) -> None:
-        """Answer early what can be answered: every voter has the log up to `index` in its file."""
+        """Answer writes early whose outcome is certain: every voter has the log up to `index` in its file."""
         machine = self._storage.machine
         if machine is not None and self._standing.leads:
             self.proposals.early.held(index, machine.applied.index, machine)

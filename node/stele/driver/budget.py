@@ -21,8 +21,8 @@ _KINDS = ("heal", "drain", "park")
 
 
 def reserved_by(view: ClusterView, policy: Policy, named: Mapping[str, int]) -> str:
-    """Name the holder that has taken a node away which is not back yet. While there is one, no drain and no
-    move begins. "": there is none.
+    """Name the first holder that still has a node away. While there is one, no drain and no move begins. "":
+    there is none.
 
     `named`: how many tablets name each node. Nobody waits for a node that no tablet names any more: it was
     replaced.

@@ -5,8 +5,8 @@ A part of the executor, so each driver does it. The catalog says which replicas 
 next driver continues where one stops. Both replicas compute a checksum of their rows at one moment, which the
 leader has prepared. No row leaves a node.
 
-Invariants: one tablet is compared at a time, and a rest of the same length follows. A difference counts only
-if it is found three times. It ends only once the replica holds the same rows as all other voters.
+Invariants: one tablet is compared at a time, and a rest of the same length follows. A difference is recorded
+only if it is found three times. The record stays until the replica holds the same rows as all other voters.
 """
 
 from __future__ import annotations

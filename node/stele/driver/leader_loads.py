@@ -9,8 +9,9 @@ the two nodes swap their counts.
 
 The measure is compared in this order: the sum of the squares of the loads of nodes, then of zones, then of
 machines. An exchange lowers one of these numbers, and raises none before it. Some nodes, zones or machines
-get load by it. All of them end at least a step below what the fullest of them had. The number falls by at
-least twice the square of a step. Two nodes whose loads differ by less than two steps exchange nothing.
+get load by it. Each of them ends at least a step below the load that the busy leader's place had before. The
+number falls by at least twice the square of a step. Two nodes whose loads differ by less than two steps
+exchange nothing.
 
 Of several exchanges between two nodes, the one that lowers the measure most is chosen. For this choice alone,
 the loads of each table on these nodes count as well, with half weight.

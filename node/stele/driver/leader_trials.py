@@ -65,7 +65,8 @@ class LeaderTrials:
     - `rests`: tablets whose leaders it moved lately.
     - `refused`: (tablet, node) of moves that failed lately, or did not last.
     - `left`: how many more leaders may move now.
-    - `loads`: whether leaders may move for their load now, except the `calm` ones.
+    - `loads`: whether leaders may move for their load now. `calm`: tablets whose leaders are excepted,
+      because they moved lately.
     """
 
     moved: Mapping[str, str] = field(default_factory=dict)

@@ -100,8 +100,9 @@ class AddPreFollower(Step):
 
 @dataclass(frozen=True, slots=True)
 class PromoteBack(Step):
-    """Make a demoted replica that returned a PRE_FOLLOWER. The leader makes it a voter once it has caught
-    up."""
+    """Make a PRE_FOLLOWER of a demoted replica that is back. The leader makes it a voter once it has caught
+    up.
+    """
 
     title = "PromotingBack"
     replica_id: ReplicaId
@@ -219,7 +220,7 @@ class EndWish(Step):
 
 @dataclass(frozen=True, slots=True)
 class RetireNode(Step):
-    """Make a DRAINING node that no configuration and no intent names RETIRED, which is final."""
+    """Set a DRAINING node to RETIRED, which is final. No configuration and no intent names such a node."""
 
     title = "Retiring"
     node_id: NodeId

@@ -362,8 +362,8 @@ class Holder:
     """A holder of the change budget: it takes something away from the cluster, or makes up for a loss.
 
     `name`: heal/NODE, drain/NODE, park/NODE, masters, upgrade or hibernate. `away`: nodes in service that it
-    has taken away for a moment, because their pods are made again. Other kinds show in the states of their
-    nodes.
+    has taken away for a moment, because their pods are made again. Holders that park, drain or heal show in
+    the states of their nodes instead.
     """
 
     name: str

@@ -3,7 +3,7 @@
 Each pass compares the rows of some tablets with the newest reports, and does what is due. A tablet is looked
 at when its row or a report changed. Each sweep looks at the tablets that are not RUNNING, or for which
 anything is due. As a safeguard every tablet is also looked at now and then without a cause. Between passes
-the task remembers only such tablets, and when each order was last sent.
+the task remembers only which tablets to look at next, and when each order was last sent.
 
 Invariant: a row changes only under its lock, based on its value then.
 """

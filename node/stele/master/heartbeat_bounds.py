@@ -1,7 +1,7 @@
 """Bounds the content of a heartbeat: cuts long texts, drops what cannot be parsed. Called by service.py.
 
 A heartbeat is never refused for its content, because its node would then count as lost, with all its
-replicas. The content that is kept goes into every cluster view, which is one message of at most 16 MiB.
+replicas. The content that is kept goes into every cluster view, whose size is bounded (view_size.py).
 
 Invariant: on return each text of the registration, each load and each status is within its bound. Identifiers
 are valid. Configurations can be parsed and have plausible numbers.

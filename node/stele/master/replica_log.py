@@ -18,7 +18,8 @@ from stele.model.writeop import BodyKind, WriteHeader
 from stele.tablet.keyspace import KeySpace
 
 _FRESH_WITHIN_S = 1.0
-"""How long a follower waits for its leader's answer and for its own applying."""
+"""How long a follower waits for its leader's answer, and until it has applied the entries up to the answer.
+"""
 
 
 class ReplicaCatalogLog:

@@ -3,8 +3,8 @@ master.
 
 Anybody can send a heartbeat in a node's name. So a later start does not replace one that still answers at its
 registered address. A later start makes the master refuse an earlier one only if a process at its address
-confirms it; otherwise it is forgotten. A start's log position is used to judge other starts only after such a
-confirmation.
+confirms it. Otherwise the later start is forgotten. A start's log position is used to judge other starts only
+after such a confirmation.
 
 Invariant: heartbeats alone, however many, never displace a live node, nor keep one out. At most one call to a
 node is under way for its heartbeats.

@@ -5,9 +5,9 @@ A master refuses a start of an older copy, because it has heard of a newer one
 (stele.master.liveness.refuse_older). This module counts the last answer of each master that was asked.
 
 Invariants:
-- A start is admitted once the leader did not refuse it, nor did a majority of the masters that had a catalog
-  to read. Only then do masters store what it reports. Otherwise a start that nobody could judge might make
-  them refuse the newest one.
+- A start is admitted once the leader, and a majority of the masters that had a catalog to read, have answered
+  without refusing it. Only then do masters store what it reports. Otherwise a start that nobody could judge
+  might make them refuse the newest one.
 - Only a majority can refuse a start that was admitted. One master's `doubt` may end any other start
   (admission.py).
 - A volume is condemned only when a majority says that it is an older copy.

@@ -1,6 +1,6 @@
 """What a node reports of itself to masters, peers, tools and probes.
 
-Decides nothing. Invariant: what it reports of the volume is what was last written there.
+Decides nothing. Invariant: its report of the volume equals what was last written there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a process may have in addition to a node: a master. `start_node` gets the function that makes it.
+"""The extension that a process may add to a node: a master is one. `start_node` gets the function that makes
+it.
 
-Invariant: an extension uses the node only through its ports, and ends while the node's connections still
-stand.
+Invariant: an extension uses the node only through its ports, and ends before the node closes its connections.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ majority. Otherwise it answers once other voters have confirmed, or once the sna
 that is not answered within PATIENCE_MS fails, and the reader asks another replica.
 
 Invariants: an answer counts only for the question with its number, and for the node that was asked. A process
-begins at a random number, and never repeats a number. However much other nodes ask, a bounded part is under
-way.
+begins at a random number, and never repeats a number. However much other nodes ask, only a bounded number of
+answers is under way.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def _limits(root: Path, path: str, name: str) -> list[int]:
 
 
 class StoreMemory:
-    """The sum of what the stores of a node hold in memory until they are flushed."""
+    """Counts the bytes that the stores of a node hold in memory until they are flushed."""
 
     def __init__(self, replicas: Replicas, bytes_max: int, now_ms: Callable[[], int]) -> None:
         self.bytes_max = bytes_max
@@ -149,7 +149,7 @@ class StoreMemory:
 
     @property
     def bytes(self) -> int:
-        """The sum now."""
+        """The present sum of these bytes."""
         self._look(everything=True)
         return self._bytes
 
@@ -219,8 +219,8 @@ class ScanMemory:
 
     @contextmanager
     def held(self, memory: Mapping[int, int]) -> Iterator[None]:
-        """A context for the time of a scan. `memory`: the bytes that the scan holds of each memtable, by its
-        serial number.
+        """Count a scan's memory as long as the returned context lasts. `memory`: the bytes that the scan
+        holds of each memtable, by its serial number.
 
         Raises:
             Retryable: THROTTLED, scans already hold as much as they may, and this one needs another memtable.

@@ -126,7 +126,7 @@ class Messenger:
         self.following.tick(now_ms)
 
     def woken(self, key: StreamKey) -> None:
-        """Note that the time of a replica goes on that was at rest."""
+        """Note that a replica is no longer at rest: its time goes on."""
         self._replicas.woken(key)
         self.quiet.woken(key)
 

@@ -166,7 +166,7 @@ def _found(directory: Path, record: NodeRecord, log: Log, tablet_id: str) -> Fou
 
 
 def _superblock(directory: Path, tablet_id: str) -> Superblock:
-    """The newest replica of the tablet that has rows."""
+    """The superblock of the tablet's newest replica with rows."""
     home = directory / "tablets" / tablet_id
     numbers = (
         sorted((int(p.name) for p in home.iterdir() if p.name.isdigit()), reverse=True)

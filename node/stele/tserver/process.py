@@ -55,8 +55,8 @@ def run_process(options: NodeOptions, extend: MakeExtension = NoExtension) -> in
 
 
 def end_process(code: int) -> NoReturn:
-    """End at once, after `run_process` closed all that is ours. The interpreter's own exit would wait for
-    Flight's readers, which may hang.
+    """End at once, after `run_process` closed everything that the node opened. The interpreter's own exit
+    would wait for Flight's readers, which may hang.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # nobody reads it any more

@@ -10,7 +10,8 @@ one node asks about each group. It wakes the groups that do not rest at the othe
 
 Invariant: a replica rests only while the nodes of all its peers were heard within an election timeout. Each
 of them must say that its own replica rests in the same term. At worst a change is noticed after the time that
-this question takes. However much other nodes ask, one tick handles one slice of it, and the nodes take turns.
+this question takes. However much other nodes ask, one tick handles one slice of their questions, and the
+nodes take turns.
 """
 
 from __future__ import annotations

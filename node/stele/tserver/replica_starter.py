@@ -111,7 +111,9 @@ class ReplicaStarter:
         begun_ms, (pause_s, longest_s) = self._host.now_ms(), _AGAIN_S
         key = replica.superblock.key
         while self._host.now_ms() - begun_ms < LACKING_MS:
-            log.warning("replica not started; it is tried again", replica=str(key), error=str(error))
+            log.warning(
+                "a replica was not started; the start is tried again", replica=str(key), error=str(error)
+            )
             replica.start_waits(str(error))
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, longest_s)

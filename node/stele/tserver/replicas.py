@@ -29,10 +29,10 @@ ReplicaListener = Callable[[Replica], None]
 
 
 class Replicas:
-    """Iterating gives the replicas that were started, FAILED ones too.
+    """The register of a node's replicas. Iterating gives the replicas that were started, FAILED ones too.
 
-    `tombstones`: removed replicas that may have voted. `held`: replicas that are not started yet. `copies`: copies that run or
-    have just ended.
+    `tombstones`: removed replicas that may have voted. `held`: replicas that are not started yet. `copies`:
+    copies that run or have just ended.
     """
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class Replicas:
     def _refuse_if_withdrawn(self, replica: Replica) -> None:
         if replica.superblock.table_id in self._withdrawn:
             raise Rejected(
-                f"the table of tablet {replica.tablet_id[:8]} was dropped; ask the masters",
+                f"the table of tablet {replica.tablet_id[:8]} was dropped and serves nobody; `stele table recall` brings it back",
                 code=Code.TABLET_DELETED,
             )
 

@@ -34,8 +34,8 @@ ADMISSION_S = 3.0
 """How long a start waits for the masters' answer on its volume. Tablets must come back even when no master
 answers."""
 ACCEPTED_S = 60.0
-"""How long a volume that an administrator took back still reports so after it is admitted. By then each
-master has recorded what the volume reports.
+"""How long a volume that an administrator took back still reports that fact after it is admitted. By then
+each master has recorded what the volume reports.
 """
 
 

@@ -251,10 +251,10 @@ def format_volume(
     fork_id: str = "",
     masters: tuple[str, ...] = (),
 ) -> Volume:
-    """Make an empty volume this node's.
+    """Format an empty volume for this node.
 
     Raises:
-        Fate: VolumeForeign, the directory holds something that is not ours.
+        Fate: VolumeForeign, the directory holds files that Stele did not write.
     """
     strangers = sorted(p.name for p in directory.iterdir() if p.name not in (_LOCK_FILE, NODE_FILE + ".new"))
     if strangers:

@@ -86,8 +86,8 @@ class Feed:
     """The watches on one key space. `term`: the term in which this replica leads.
 
     If few watches want a new write, it goes at once to those that have everything before it. Otherwise they
-    are `behind`, and get it one after the other. A turn of the loop serves the watches behind for TURN_S at
-    most.
+    are `behind`, and get it one after the other. A turn of the loop serves the watches that are behind for
+    TURN_S at most.
     """
 
     def __init__(self, replica: Replica, space: KeySpace) -> None:
@@ -285,7 +285,7 @@ class Feed:
             self._wake()
 
     def look(self) -> None:
-        """Serve the watches behind whose clients read again."""
+        """Serve the watches that are behind and whose clients read again."""
         for watch in self._behind:
             if not watch.sink.full:
                 self._queue(watch)
