@@ -284,7 +284,7 @@ class Replica:
         elif isinstance(error, Corrupt):
             self.fail(str(error))
         else:
-            self.fail(f"{error}; the node's log has more")
+            self.fail(f"{error}; see the node's log for more")
 
     # --- what its node reports to it
 

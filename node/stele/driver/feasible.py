@@ -53,7 +53,7 @@ def _name(tablet: TabletView) -> str:
 def drain_faults(view: ClusterView, policy: Policy, leaving: Collection[str]) -> tuple[str, ...]:
     """Why these nodes cannot all be drained: a sentence for each cause, with a remedy. Empty if they can.
 
-    Nodes that drain already do not count as new, but they take no replicas.
+    Only the nodes in `leaving` are checked. Other nodes that drain already take no replicas.
     """
     nodes = tuple(_away(n) if n.node_id in leaving else n for n in view.nodes)
     after = replace(view, nodes=nodes)
