@@ -23,6 +23,8 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("cluster", "spec.nodes.storage.size", "lots", "spec.nodes.storage.size"),
     ("cluster", "spec.healing.witnessAfter", "soon", "spec.healing.witnessAfter"),
     ("cluster", "spec.deletionPolicy", "Maybe", "spec.deletionPolicy"),
+    ("cluster", "spec.logLevel", "loud", 'supported values: "debug", "info", "warning", "error"'),
+    ("cluster", "spec.logLevel", "INFO", "spec.logLevel"),
     ("cluster", "spec.leaderLease", "100ms", "leaderLease must be 0s, or from 150ms to 5s"),
     ("cluster", "spec.leaderLease", "6s", "leaderLease must be 0s, or from 150ms to 5s"),
     ("cluster", "spec.leaderLease", "1m", "leaderLease must be 0s, or from 150ms to 5s"),

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import click
 import pytest
 
-from stele_operator.api.cluster import TabletClusterSpec
+from stele.cli.processes import master_run, node_run
+from stele_operator.api.cluster import LogLevel, TabletClusterSpec
 from stele_operator.plan.manifests import pod, spec_hash
 from stele_operator.plan.observation import Role
 from stele_operator.plan.status import restart_pending
@@ -108,6 +110,34 @@ def test_members_get_the_lease_of_leaders_that_the_cluster_says() -> None:
         assert len(restart_pending(world.observe())) == pending
 
 
+def test_members_log_at_the_level_that_the_cluster_says() -> None:
+    world = World({"logLevel": "debug"})
+    world.run()
+    members = [*pods(world, "node"), *pods(world, "master")]
+    assert len(members) == 6
+    for raw in members:
+        arguments = raw["spec"]["containers"][0]["args"]
+        assert arguments[arguments.index("--log-level") + 1] == "debug"
+    assert not restart_pending(world.observe())
+    for spec, pending in (({"logLevel": "warning"}, 6), ({"logLevel": None}, 6), ({"logLevel": "debug"}, 0)):
+        world.cluster["spec"] |= spec
+        assert len(restart_pending(world.observe())) == pending
+
+
+def test_pods_of_a_cluster_that_says_no_level_get_no_flag() -> None:
+    world = World()
+    world.run()
+    for raw in (*pods(world, "node"), *pods(world, "master")):
+        assert "--log-level" not in raw["spec"]["containers"][0]["args"]
+
+
+@pytest.mark.parametrize("command", [node_run, master_run], ids=["node", "master"])
+def test_the_levels_of_a_cluster_are_those_that_members_take(command: click.Command) -> None:
+    (option,) = (each for each in command.params if each.name == "log_level")
+    assert isinstance(option.type, click.Choice)
+    assert list(option.type.choices) == list(LogLevel)
+
+
 def test_what_an_affinity_says_holds_beside_the_operators_own_terms() -> None:
     """Terms for machines are said with "or": the zone, and who is to be left where it is, must be in each."""
     here = {"labelSelector": {"matchLabels": {"app": "web"}}, "topologyKey": "kubernetes.io/hostname"}
@@ -203,6 +233,7 @@ CHANGES: list[tuple[str, Json, int]] = [
     ("runtimeClassName", {"masters": {"runtimeClassName": "kata"}}, 3),
     ("schedulerName", {"nodes": {"replicas": 5, "schedulerName": "volcano"}}, 5),
     ("log", {"masters": {"log": {"segmentSize": "16Mi"}}}, 3),
+    ("logLevel", {"logLevel": "debug"}, 8),
     ("podLabels", {"masters": {"podLabels": {"team": "data"}}}, 3),
     ("podAnnotations", {"nodes": {"replicas": 5, "podAnnotations": {"note": "x"}}}, 5),
 ]

@@ -48,6 +48,15 @@ class MachineSpread(StrEnum):
     PREFERRED = "Preferred"
 
 
+class LogLevel(StrEnum):
+    """What members write to their output: this and whatever is worse."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
 class Storage(Model):
     """The volume of one pod."""
 
@@ -402,6 +411,11 @@ class TabletClusterSpec(Model):
                 "leaderLease must be 0s, or from 150ms to 5s",
             )
         ),
+    )
+    logLevel: LogLevel | None = Field(
+        default=None,
+        description="What masters and nodes write to their output, which `kubectl logs` shows: this and whatever is worse. Absent: as the "
+        "image does, which is info. If it changes, pods are made again one at a time.",
     )
     updateStrategy: UpdateStrategy = Field(
         default=UpdateStrategy.ROLLING_UPDATE,

@@ -145,7 +145,11 @@ def spec_hash(spec: TabletClusterSpec, role: Role, image: str) -> str:
     if not never_share(spec, role):
         stated["machineSpread"] = spec.nodes.machineSpread.value
     labels, annotations = part.podLabels, part.podAnnotations
-    flags = {"log": log_flags(spec, role), "leaderLease": lease_flags(spec)}
+    flags = {
+        "log": log_flags(spec, role),
+        "leaderLease": lease_flags(spec),
+        "logLevel": level_flags(spec),
+    }
     asked = {**_asked(spec, role), "podLabels": labels, "podAnnotations": annotations, **flags}
     return digest(stated | {name: value for name, value in asked.items() if value})
 
@@ -163,6 +167,11 @@ def lease_flags(spec: TabletClusterSpec) -> list[str]:
     """The flag for leases of leaders. There is none without leases, as images of release 0.1 do not know it."""
     lease_ms = round(seconds(spec.leaderLease or "0s") * 1000)
     return ["--leader-lease-ms", str(lease_ms)] if lease_ms else []
+
+
+def level_flags(spec: TabletClusterSpec) -> list[str]:
+    """The flag for what members write to their output. There is none if nothing is said."""
+    return ["--log-level", spec.logLevel.value] if spec.logLevel is not None else []
 
 
 def _asked(spec: TabletClusterSpec, role: Role) -> Json:
@@ -223,6 +232,7 @@ def pod(
         "--flight-port", str(naming.PORT_FLIGHT),
         *log_flags(spec, role),
         *lease_flags(spec),
+        *level_flags(spec),
         *formation,
     ]  # fmt: skip
     container: Json = {
