@@ -175,8 +175,8 @@ class Leadership:
 
     @property
     def settled(self) -> bool:
-        """Whether all live nodes have had time for a heartbeat: 1.5 heartbeat intervals, or less if all
-        expected nodes were heard.
+        """Whether all live nodes have had time for a heartbeat: 1.5 heartbeat intervals, or less if each
+        expected node has sent a full report.
         """
         if self.now_ms() - self.liveness.began_ms >= self.options.heartbeat_interval_ms * 3 // 2:
             return True

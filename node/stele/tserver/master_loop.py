@@ -100,7 +100,7 @@ class MasterLoop:
             self.soon()
 
     def soon(self) -> None:
-        """Send the next heartbeat at once, unless this address rests."""
+        """Send the next heartbeat soon, before its time, unless this address rests."""
         if not self._rests:
             self._wake.set()
 

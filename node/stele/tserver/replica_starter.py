@@ -66,8 +66,8 @@ class ReplicaStarter:
         self._add(Superblock(key.tablet_id, key.replica_id, TableId(""), "", "", DataState.READY)).fail(error)
 
     async def start(self, superblock: Superblock) -> None:
-        """Start a replica in its data state. If the system lacks a resource, return at once, and start the
-        replica later.
+        """Start a replica in its data state. If the system lacks a resource, return, and start the replica
+        later.
         """
         replica = self._add(superblock)
         try:
