@@ -52,11 +52,10 @@ class Replica:
 
     @property
     def writes(self) -> Writes:
-        """Its write path.
+        """Its write path. The other parts raise the same errors before the replica is started.
 
         Raises:
-            Retryable: NOT_READY during bootstrap, NOT_LEADER if it FAILED before its core was made. So do the
-                other parts.
+            Retryable: NOT_READY during bootstrap, NOT_LEADER if it FAILED before its core was made.
         """
         if self.started is None:  # as `_parts`, which would cost one more call for each block
             raise self.standing.refusal()

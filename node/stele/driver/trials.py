@@ -27,8 +27,8 @@ itself earlier.
 PROMOTE_MS = 300_000
 """The longest time that a new replica with its rows may wait for its promotion. Normally it takes seconds."""
 _WITNESS_REFUSALS_MAX = 5
-"""After this many refusals in a row, the leader's log no longer has the witness's start. Then a new intent is
-begun with a later start.
+"""This many refusals in a row mean that the leader's log no longer has the witness's start. Then a new intent
+is begun with a later start.
 """
 _APART_MS = 10_000
 """Failures closer together count once: a restarting node fails several times in a second."""
