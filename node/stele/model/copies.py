@@ -43,17 +43,17 @@ class CopyRecord:
 
     @property
     def waits(self) -> bool:
-        """Whether it was not compared yet."""
+        """Whether the replica was not compared yet."""
         return not self.other_id
 
     @property
     def equal(self) -> bool:
-        """Whether it was compared, and held the same rows."""
+        """Whether the replica was compared, and held the same rows as the other voter."""
         return bool(self.other_id) and self._sum == self._other_sum
 
     @property
     def differs(self) -> bool:
-        """Whether it was compared, and held other rows."""
+        """Whether the replica was compared, and held different rows from the other voter."""
         return bool(self.other_id) and self._sum != self._other_sum
 
     @property

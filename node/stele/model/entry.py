@@ -29,7 +29,7 @@ _KINDS = {int(kind): kind for kind in EntryKind}
 
 
 def entry_kind_of(number: int, term: int, index: int) -> EntryKind:
-    """The kind of the entry (term, index), for its number from a disk or the wire.
+    """Return the entry kind for a number from a disk or the wire. `term` and `index` are those of the entry.
 
     Raises:
         Rejected: UNSUPPORTED_VERSION: this program does not know the number.

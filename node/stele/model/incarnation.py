@@ -41,7 +41,7 @@ def is_given_up(told: int, known: int) -> bool:
 
 
 def is_newer(told: Version, known: Version) -> bool:
-    """Whether a configuration is a later one of the same history, or one of more recoveries."""
+    """Whether the first version is newer: of the same history and later, or of a history with more recoveries."""
     if told[0] == known[0]:
         return told[1] > known[1]
     return not is_given_up(told[0], known[0])
@@ -53,7 +53,8 @@ def within_reach(told: int, own: int) -> bool:
 
 
 def shown(incarnation: int) -> str:
-    """As text: the number of recoveries, then the mark in hex: `1-09c35b02f7`; 0 alone is `0`."""
+    """Return the incarnation as text: the number of recoveries, then the mark in hex, such as `1-09c35b02f7`. An
+    incarnation of 0 is `0`."""
     if not incarnation:
         return "0"
     return f"{recoveries(incarnation)}-{incarnation & ((1 << MARK_BITS) - 1):010x}"

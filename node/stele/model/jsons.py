@@ -34,7 +34,7 @@ def parse_json(text: str | bytes, *, parse_float: Callable[[str], Any] | None = 
 
 
 def parse_next_json(text: str, at: int) -> tuple[Any, int]:
-    """The value that begins at `at`, and where it ends.
+    """Return the JSON value that begins at position `at`, and the position where it ends.
 
     Raises:
         ValueError: see `parse_json`.

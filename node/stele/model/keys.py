@@ -419,7 +419,7 @@ def longest(keys: pa.BinaryArray) -> int:
 
 
 def same_as_before(keys: pa.BinaryArray) -> npt.NDArray[np.bool_]:
-    """For sorted keys: whether each equals the one before it. The first never does."""
+    """For sorted keys, return whether each key equals the one before it; False for the first key."""
     found = np.zeros(len(keys), bool)
     if len(keys) > 1:
         found[1:] = np.asarray(pc.equal(keys.slice(1), keys.slice(0, len(keys) - 1)))

@@ -1,4 +1,4 @@
-"""Finds the known word that somebody meant: in another case, or for messages the nearest one. Pure."""
+"""Finds the known word that somebody meant: the same word in another case, or, for messages, the nearest one. Pure."""
 
 from __future__ import annotations
 

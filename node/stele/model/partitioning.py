@@ -64,7 +64,7 @@ def by_ids(parts: Iterable[Partitioning], schema: Schema) -> PartitionSchema:
     """The partitioning with column ids for names and encoded keys for values.
 
     Raises:
-        Rejected: lists all faults of the parts.
+        Rejected: a hash or the range is wrong; lists all faults.
     """
     faults: list[str] = []
     hashes: list[HashPartition] = []

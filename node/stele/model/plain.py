@@ -1,5 +1,5 @@
-"""Turns simple Python rows into blocks without Arrow: dicts with all columns, no nulls, each value of its
-column's type.
+"""Turns simple Python rows into blocks without Arrow. Simple rows are dicts with all columns and no nulls, in which each
+value is of its column's type.
 
 The client uses this, because making Arrow arrays for some dozens of rows takes most of its time. Invariant:
 for rows accepted here, `stele.model.rows` gives the same rows and finds no fault.

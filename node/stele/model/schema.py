@@ -147,7 +147,7 @@ class Schema:
         Stele lacks becomes the next wider one (`uint8` becomes `int16`). Times become microseconds.
 
         Raises:
-                Rejected: some columns have types that Stele cannot hold; lists them all. See also `make`.
+            Rejected: some columns have types that Stele cannot hold; lists them all. See also `make`.
 
         Example:
             >>> rows = pa.table({"n": [1, 2], "text": ["a", "b"]})

@@ -24,7 +24,7 @@ ENCODED = "encoded"
 
 
 def split_values(key: bytes, columns: Sequence[Column]) -> list[Any] | dict[str, str]:
-    """A value for each column; or the key's bytes in hex if it ends within a value, as keys may."""
+    """Return a value for each column. If a split key ends within a value, return {"encoded": HEX}, its bytes."""
     types = [column.arrow for column in columns]
     try:
         values = [python_values(pa.array([v], t))[0] for v, t in zip(decode_key(key, types), types)]

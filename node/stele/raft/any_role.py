@@ -118,25 +118,25 @@ def _not_leader(state: RaftState) -> str:
 
 
 def refuse_proposal(role: Acting, event: Propose) -> None:
-    """Refuse, and name the leader."""
+    """Refuse the proposal, and name the leader."""
     state = role.state
     state.outbox.others.append(ProposalRefused(event.context, Code.NOT_LEADER, _not_leader(state)))
 
 
 def refuse_read(role: Acting, event: RequestRead) -> None:
-    """Refuse, and name the leader."""
+    """Refuse the read, and name the leader."""
     state = role.state
     state.outbox.others.append(ReadRefused(event.context, Code.NOT_LEADER, _not_leader(state)))
 
 
 def refuse_change(role: Acting, event: ProposeChange) -> None:
-    """Refuse, and name the leader."""
+    """Refuse the membership change, and name the leader."""
     state = role.state
     state.outbox.others.append(ChangeRefused(event.context, Code.NOT_LEADER, _not_leader(state)))
 
 
 def refuse_transfer(role: Acting, event: TransferLeadership) -> None:
-    """Refuse, and name the leader."""
+    """Refuse to hand leadership over, and name the leader."""
     state = role.state
     state.advance_clock(event.now_ms)
     state.outbox.others.append(TransferFailed(event.context, Code.NOT_LEADER, _not_leader(state)))

@@ -35,7 +35,7 @@ class Candidate:
         return self.state.caught_up_ms
 
     def on_update_request(self, sender: ReplicaId, request: UpdateRequest) -> None:
-        """Another replica leads this term or a later one: follow it."""
+        """Follow the sender, if it leads this term or a later one. Refuse the leader of an older term."""
         state = self.state
         if request.term < state.term:
             refuse_old_term(state, sender, request)

@@ -353,7 +353,7 @@ class Leader:
         self.replication.to_all(bool(reads.asked or reads.waiting) and self.serve_reads())
 
     def _commit_turn(self) -> None:
-        """Count the copies if anything changed since the last count, commit, and hand out."""
+        """Count the copies if anything changed since the last count. Commit and hand out what a majority holds."""
         if self.peers.recount:
             self.peers.recount = False
             self._advance_commit()

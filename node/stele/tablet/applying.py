@@ -187,8 +187,8 @@ class Applying:
         return rows <= SMALL_ROWS and lookups <= _BRIEF_LOOKUPS_MAX
 
     def _look_up(self, header: WriteHeader, body: memoryview, *, brief: bool = False) -> Found:
-        """What a block does, or the error that applying must raise. The error counts only for a new write.
-        Any thread.
+        """Return what a block does, or the error that applying it must raise. If the write turns out to be a
+        retry, the error is ignored. Any thread.
 
         With `brief`, raises WouldBlock."""
         try:

@@ -29,7 +29,7 @@ CHECKED_ROWS_MAX = 8_192
 """The most rows in a block whose keys must be looked up. Each may be refused, and the errors are kept for
 retries."""
 NULLS_MAX = 8_192
-"""The most nulls of a block in columns that are not nullable. Their errors too are kept for retries."""
+"""The most nulls that a block may have in columns that are not nullable. Their errors are kept for retries, too."""
 _FEW_COLUMNS = 8
 _BLANK_ROWS = 32
 

@@ -1,8 +1,8 @@
-"""What changed between two times: the versions of rows after one time and up to another. Called by view.py; opens
-no files.
+"""Reads what changed between two times: the versions of rows after one time and up to another. Called by view.py;
+opens no files.
 
-It reads the times of a row group before anything else, and takes only the rows that changed. Sources and groups
-without a change in that time are not read at all.
+Of a row group it first reads the times, then only the rows that changed. Sources and groups whose range of times shows
+no change are not read at all.
 
 Invariant: no version in the range is missed, as long as the store has kept all of them (`View.scan` checks that).
 """
@@ -25,7 +25,7 @@ from stele.tablet.sources import Source, clusters, pieces
 class ChangeReader:
     """The changes of some sources (newest first) after `wanted.after` and up to `upto`.
 
-    `columns`: what rows show, `keys`: the ids of the key columns. Other columns are null in deletes."""
+    `columns`: the columns to return. `keys`: the ids of the key columns. In deletes all other columns are null."""
 
     def __init__(
         self, wanted: Changes, upto: int, columns: tuple[Column, ...], keys: frozenset[int], arrow: pa.Schema
@@ -40,7 +40,8 @@ class ChangeReader:
         self._shown = pa.schema([*shown, *CHANGE_FIELDS])
 
     def read(self, sources: Sequence[Source], lower: bytes, upper: bytes) -> Iterator[pa.RecordBatch]:
-        """Batches by key, the versions of one key oldest first. A batch may be empty, as a sign of life."""
+        """Yield batches in key order, the versions of one key oldest first. Now and then a batch is empty, so that
+        the caller sees progress."""
         fresh = [source for source in sources if source.max_time > self._wanted.after]
         for cluster in clusters(fresh, lower, upper):
             for low, high in pieces(cluster, lower, upper):
@@ -69,7 +70,7 @@ class ChangeReader:
         return (times > np.uint64(self._wanted.after)) & (times <= np.uint64(self._upto))
 
     def _unseen(self, run: Run, lower: bytes) -> Run:
-        """The run without the versions that the reader has already: those of the key `lower` up to the time `seen`."""
+        """Return the run without the versions that the reader already has: of the key `lower`, up to the time `seen`."""
         if not self._wanted.seen:
             return run
         versions = bisect.bisect_right(KeyList(run.keys), lower)

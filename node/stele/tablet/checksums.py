@@ -17,8 +17,8 @@ Range = tuple[int, int, int]
 SumOf = Callable[[int, int], int]
 """Gives the CRC-32C of `length` bytes (second argument) from an offset (first) on."""
 SumsInside = Callable[[str, int, Callable[[int, int], bytes]], "RangeSums | None"]
-"""Gives the checksums that a file has inside, from its (name, size, read); None if it has none. `read` gives the
-bytes at (offset, length). Blocks as `read` does. Raises Corrupt."""
+"""Called with a file's (name, size, read). Returns the checksums that are stored in the file; None if it has none.
+`read(offset, length)` gives the file's bytes and may block. Raises Corrupt."""
 
 _POLYNOMIAL = 0x82F63B78
 _ONE = 1 << 31

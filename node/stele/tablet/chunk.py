@@ -55,7 +55,7 @@ class Chunk:
 
     @property
     def has_long(self) -> bool:
-        """Whether a row has a value that a brief look must not copy. Computed once."""
+        """Whether a row has a value too long to be copied on the event loop. Computed once."""
         if self._long is None:
             self._long = any(map(has_long, self.batch.columns))
         return self._long

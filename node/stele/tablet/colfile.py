@@ -1,9 +1,9 @@
 """Column files: immutable, sorted, memory-mapped. Flush and the compaction worker write them; views read
 them.
 
-README.md beside this file describes the layout byte by byte. Invariant: no part is used before its checksum
-was compared, and nothing before the footer's was. The map is touched only after a read gave the same bytes. A
-failed read is an error, while a failed map access ends the process.
+README.md beside this file describes the layout byte by byte. Invariant: no part is used before its own checksum
+and that of the footer were compared. The map is touched only after a read of the same bytes succeeded. A failed
+read is an error, while a failed map access ends the process.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class ColumnFile:
         return whole(self._held(PART_KEYS, group, KEY_SCHEMA, brief=brief))
 
     def _sorted_keys(self, group: int, *, brief: bool = False) -> SortedKeys:
-        """A group's keys, to be searched; kept as long as the array of the keys."""
+        """Return a group's keys in a form for searches. It is kept as long as the array of the keys."""
         kept = self._searched.get(group)
         if kept is None:
             kept = SortedKeys(self.keys(group, brief=brief))
@@ -316,7 +316,7 @@ class ColumnFile:
         schema: pa.Schema,
         brief: bool,
     ) -> pa.RecordBatch:
-        """The given columns of a group, with the `rows` rows that `pick` takes of each."""
+        """Return the given columns of a group, each as `pick` returns it, with `rows` rows."""
         arrays = [
             pick(self._held_column(group, c, brief=brief, keep=True))
             if (int(c.id), group) in self._parts
@@ -332,7 +332,7 @@ class ColumnFile:
         )
 
     def bounds(self, column: Column) -> groupbounds.Bounds | None:
-        """What the groups hold of a column; None if the file does not say."""
+        """Return the bounds and nulls of a column, group by group; None if the file does not have them."""
         rows = [group[0] for group in self.groups]
         if (int(column.id), 0) not in self._parts:
             return groupbounds.of_default(column.read_scalar(), rows)
@@ -414,9 +414,10 @@ class ColumnFile:
         return self._bloom_words
 
     def version_at(self, group: int, row: int, snapshot: int, *, brief: bool = False) -> int:
-        """The row of a key's newest version at or below `snapshot`; -1 for none. `row`: that of its newest version.
+        """Return the row of a key's newest version at or below `snapshot`; -1 if there is none.
 
-        With `brief`, raises WouldBlock if that one is above `snapshot`, or if the times were not read yet."""
+        `row`: the row of the key's newest version of all. With `brief`, raises WouldBlock if that version is above
+        `snapshot`, or if the times were not read yet."""
         _, newest = self.span(group)
         if newest <= snapshot:
             return row

@@ -1,7 +1,7 @@
 """Writes column files: turns sorted runs into parts and a footer. Called by flush and by merges.
 
-Invariant: a file of format 1 is as the release before writes it, because that release may come back and must
-then read it."""
+Invariant: a file of format 1 is written exactly as the release before writes it, because that release must read it
+after a downgrade."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ from stele.tablet.sources import pieces
 FILES_MIN = 4
 """A merge takes at least this many files of about one size."""
 FILES_MAX = 12
-"""A store with this many files merges even two of about one size. Among files that then remain, each is more than
-twice as large as the next newer one. So there are few more."""
+"""A store with this many files merges even two of about one size. After that, each file is more than twice as large
+as the next newer one, so the store has few more files than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +96,13 @@ def choose(
 ) -> Sequence[FileMeta]:
     """The files to merge, newest first; empty if no merge is worth it.
 
-    A merge is worth it if its result is at least half as large again as its largest input. So a row is
-    rewritten at most log_1.5(size of the store / size of a flush) times. It also needs FILES_MIN files, or
-    two if the store has FILES_MAX or more. Of all such merges, the one with the newest files is chosen, with
-    as many files as possible.
+    A merge is worth it if its result is at least 1.5 times as large as its largest input. So a row is rewritten
+    at most log_1.5(size of the store / size of a flush) times. It also needs FILES_MIN files, or two if the
+    store has FILES_MAX or more. Of all such merges, the one with the newest files is chosen, with as many files
+    as possible.
 
-    `full`: merge all files. If there is only one, rewrite it if it has deletes or several versions of a key, and
-    rows at or below `mark`.
+    `full`: merge all files, or as many of the newest as fit. If there is only one, rewrite it if it has deletes or
+    several versions of a key, and rows at or below `mark`.
     `room_bytes`: disk space that the merged file may take beside its inputs; None: unlimited.
     """
     if full:

@@ -1,6 +1,8 @@
-"""The files of a store as others need them: linked for a copy, and read whole to be checked. Called by store.py.
+"""Links the files of a store into another directory for a copy, and reads them whole to check them. Called by
+store.py.
 
-Any thread may call; both block. Invariant: a checkpoint is what one manifest lists, whatever flushes and merges do meanwhile.
+Any thread may call; both block. Invariant: a checkpoint has the files that one manifest lists, whatever flushes and
+merges do meanwhile.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Reads the parts of column files of format 2 and later: layouts, and codecs. Opens no files; called by colfile.py.
 
-README.md beside it has the layouts byte by byte. encoding.py writes them, and takes what both need from here.
+README.md beside it has the layouts byte by byte. encoding.py writes them, and imports from here what both need.
 
-Invariants: bytes from outside take at most RAW_BYTES_MAX of memory beyond their own size and that of their rows. No array
-points outside its memory.
+Invariants: a part from outside takes at most RAW_BYTES_MAX more memory than its own bytes and its rows. No array points
+outside its memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ INDEX_BITS = 8
 
 @dataclass(frozen=True, slots=True)
 class Indexed:
-    """A column of values that repeat: those that occur, and which of them each row has."""
+    """A column of values that repeat: each distinct value once, and for each row the index of its value."""
 
     values: pa.Array
     indices: npt.NDArray[np.unsignedinteger[Any]]
@@ -91,14 +91,14 @@ class Narrow:
         return pa.Array.from_buffers(self.kind, 1, [None, pa.py_buffer(number)])
 
     def of(self, above: npt.NDArray[np.unsignedinteger[Any]]) -> pa.Array:
-        """Some of the numbers."""
+        """Return numbers, given how far each is above the lowest one."""
         numbers = above.astype(f"<i{self.kind.bit_width // 8}")
         numbers += numbers.dtype.type(self.low)
         return pa.Array.from_buffers(self.kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
 Column: TypeAlias = "pa.Array | Indexed | Narrow"
-"""A column as it lies in a part."""
+"""A column as it is stored in a part."""
 
 
 def whole(column: Column) -> pa.Array:

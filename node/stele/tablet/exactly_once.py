@@ -13,8 +13,8 @@ The rules of applying never change. So a leader limits what a client may add bef
 (`admit`).
 
 Details of outcomes are refused rows with their errors, values and messages. They take at most
-DETAILS_BYTES_MAX. Past that the oldest details are forgotten, and a retry of such a write is TOO_OLD. That
-the write came is still remembered, so this bound does not change what happens to rows.
+DETAILS_BYTES_MAX. Past that the oldest details are forgotten, and a retry of such a write is TOO_OLD. The tablet
+still remembers that the write came, so it is not applied twice.
 
 Invariant: the state depends on the applied entries alone.
 """

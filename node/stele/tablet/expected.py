@@ -2,7 +2,7 @@
 jobs.py.
 
 A tablet remembers a bounded number of ids, and a new one pushes out the least recently active one. A leader that
-counted only applied ids would admit any number of new ones at once. Invariant: no part of a state depends on this.
+counted only applied ids would admit any number of new ones at once. Invariant: no replicated state depends on this.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Expected:
         return len(self._ids)
 
     def add(self, one: bytes) -> None:
-        """A write of this id is proposed."""
+        """Note that a write of this id is proposed."""
         self._ids.add(one)
 
     def discard(self, one: bytes) -> None:
@@ -37,8 +37,8 @@ class Expected:
         self._ids.discard(one)
 
     def wait_us(self, known: Mapping[bytes, _Active], most: int, kept_us: int, wall_us: int) -> int:
-        """How long a further id must wait, so that no id is pushed out that was active within `kept_us`. 0 or
-        less: it need not wait.
+        """Return for how many µs another new id must wait. Otherwise it would push out an id that was active
+        within `kept_us`. 0 or less: it need not wait.
 
         `known`: the applied ids, least recently active first. `most`: how many are remembered.
         """

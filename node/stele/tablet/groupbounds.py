@@ -122,7 +122,7 @@ class BoundsWriter:
         self._blocks = [(int(column.id), array("I"), bytearray(), bytearray()) for column in columns]
 
     def add(self, place: int, values: pa.Array, distinct: pa.Array | None) -> None:
-        """The next group of the column at this place. `distinct`: the values that occur in it, if they are known."""
+        """Add the next group of the column at this position. `distinct`: its distinct values, if they are known."""
         _, nulls, lengths, ends = self._blocks[place]
         nulls.append(values.null_count)
         for end in _ends(values if distinct is None else distinct):

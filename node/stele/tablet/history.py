@@ -59,8 +59,8 @@ class History:
         newest write.
 
         Snapshots above the newest write all show the same rows, and are always served. Each replica has its
-        own mark; marks differ by how late each replica has applied. If the newest write is in the future, the
-        wall clock counts, because otherwise the present would be history.
+        own mark; marks differ by how late each replica has applied. If the newest write's time is ahead of the wall
+        clock, the wall clock is used. Otherwise snapshots of the present could fall below the mark.
         """
         # `apply` sets these in the reverse order, so another thread can only see too short a time.
         newest, written_us = self._progress.last_timestamp, self._applying.written_us

@@ -20,8 +20,8 @@ from stele.tablet.machine import Outcome
 from stele.tablet.reclaim import dead_shares
 
 Costs = dict[tuple[str, int], int]
-"""(name, time) of a hold to about how many bytes of files it alone keeps. A hold that moved to a later time gets a new
-cost."""
+"""Maps (name, time) of a hold to about how many bytes of files only this hold keeps. A hold that moved to a later time
+gets a new cost."""
 
 
 class Holding:
@@ -54,18 +54,18 @@ class Holding:
         return Outcome(entry.timestamp)
 
     def mark(self, free: int) -> int:
-        """The history mark, given the one that there would be without holds."""
+        """Return the history mark. `free`: the mark that there would be without holds."""
         since = self.since
         return free if since is None else min(free, since)
 
     def broken_since(self, time: int) -> str:
-        """What to add to an error: which broken hold would have kept history from this time on. "" if there is none."""
+        """Return the end of an error message, which names a broken hold that would have kept history from this time on.
+        Return "" if there is none."""
         broken = [hold for hold in self.held.holds if hold.broken and hold.since <= time]
         return f"; {told_broken(broken[0])}" if broken else ""
 
     def costs(self, files: Sequence[ColumnFile], free: int) -> Costs:
-        """How many bytes each hold keeps in these files: what merging them all would drop if that hold were
-        gone.
+        """Return how many bytes each hold keeps in these files. Without the hold, a merge of all would drop them.
 
         It is estimated from the keys of some parts of the files. `free`: as for `mark`. Blocks.
 

@@ -37,7 +37,7 @@ JOBS_MAX = 1_000
 WRITES_MAX = 65_536
 """The most writes of all remembered jobs that a leader admits: 1.5 MiB, or 500 million rows in full blocks."""
 _FRESH_US = 60_000_000
-"""A job that wrote so recently keeps its place."""
+"""A job that wrote within this time keeps its place."""
 NEVER = 1 << 64
 
 Times = npt.NDArray[np.uint64]
@@ -116,7 +116,7 @@ class Jobs:
         self._expected.discard(job)
 
     def knows(self, job: bytes) -> bool:
-        """Whether it remembers this job."""
+        """Whether this job is remembered."""
         return job in self._jobs
 
     # --- applying
@@ -199,7 +199,8 @@ class Jobs:
     def frozen(self) -> Any:
         """A copy that later entries do not change, for `encode` in another thread. Call when a flush begins.
 
-        Entries after it may be applied again after a crash. So the versions that they looked up stay until `flushed`."""
+        After a crash, entries that follow the flush are applied again. So the versions that they looked up stay until
+        `flushed` is called."""
         self._leaving, self._late = min(self._leaving, self._late), NEVER
         return self._copy()
 

@@ -257,8 +257,9 @@ class KeySpace:
     def sums(self) -> Sequence[StateSum]:
         """The sums of this state, and of those at the last ceilings, by rising log index.
 
-        Ceilings are entries of the log. So replicas that are asked one after the other have sums of the same entries, though
-        clients write all the time. The exactly-once state is left out, because to sum it up takes long.
+        Ceilings are entries of the log, so all replicas take sums at the same log indexes. Replicas that are asked one after
+        the other can therefore be compared while clients write. The exactly-once state is left out, because its sum takes
+        long.
         """
         now = self._sum()
         return [*(each for each in self._sums if each[0] < now[0]), now]
@@ -266,12 +267,11 @@ class KeySpace:
     # --- before proposing
 
     def check_operations(self, operations: Sequence[KeyOperation], header: WriteHeader | None = None) -> int:
-        """Check a batch before it is proposed. Returns by how many bytes the key space grows, with pending
-        batches.
+        """Check a batch before it is proposed. Returns by how many bytes the key space grows with it.
 
         Raises:
-            Rejected: TOO_LARGE: it would then exceed `bytes_max`. A batch that adds nothing passes, and so
-                does a write whose outcome is known: it gets that outcome.
+            Rejected: TOO_LARGE: with all pending batches the key space would exceed `bytes_max`. A batch that
+                adds nothing passes. A retry of a remembered write passes too, because it gets the same outcome.
         """
         if header is not None and self._once.knows(header):
             return 0
@@ -303,7 +303,7 @@ class KeySpace:
     # --- applying
 
     def foreseen(self, payload: bytes, timestamp: int) -> Outcome | None:
-        """See StateMachine. Conditions, leases and watches rest on what is applied, so nothing is certain before."""
+        """See StateMachine. Always None: the outcome depends on conditions and leases when the entry is applied."""
         return None
 
     def begin(self, entry: Entry) -> Outcome | Lookup:

@@ -21,8 +21,8 @@ _MASK = (1 << 64) - 1
 
 
 class Leases:
-    """Leases by id. `checksum`: 64 bits over ids and times; the pairs have the keys. `changes`: how often a lease began
-    or ended.
+    """Leases by id. `checksum`: 64 bits over ids and times; that of the pairs covers the keys. `changes`: how often a
+    lease began or ended.
 
     `changes` and `granted` begin anew with each start of the process: they are in no file and no checksum."""
 
@@ -48,7 +48,7 @@ class Leases:
 
     @property
     def granted(self) -> dict[int, int]:
-        """Lease to the value of `changes` when it began, ascending. A lease that is granted again gets a new value."""
+        """By lease, the value of `changes` when it began; ascending. A lease that is granted again gets a new value."""
         return self._granted
 
     def keys_of(self, lease: int) -> Collection[bytes]:
@@ -56,7 +56,7 @@ class Leases:
         return self._keys.get(lease, {}).keys()
 
     def grant(self, lease: int, ttl_ms: int) -> None:
-        """Begin a lease, which is not here yet."""
+        """Begin a lease that does not exist yet."""
         self._ttl_ms[lease] = ttl_ms
         self._keys[lease] = {}
         self.changes += 1
@@ -74,7 +74,7 @@ class Leases:
         return sorted(self._keys.pop(lease))
 
     def move(self, key: bytes, before: int, after: int) -> None:
-        """A key was attached to the lease `before`, and is attached to `after` from now on; 0: none."""
+        """Attach a key to the lease `after`; before, it was attached to the lease `before`. 0 means no lease."""
         if before == after:
             return
         if before in self._keys:

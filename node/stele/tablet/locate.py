@@ -147,7 +147,7 @@ class StoreRows:
 
 
 def _among(times: U64, sought: U64) -> Mask:
-    """Which of `times` are among `sought`, which rise."""
+    """Return which of `times` are in `sought`, which is ascending."""
     place = np.minimum(np.searchsorted(sought, times), len(sought) - 1)
     found: Mask = sought[place] == times
     return found

@@ -50,7 +50,7 @@ class Outcome:
     If `code` is not OK, the whole write was refused and changed nothing; `message` says why. Rows in
     `row_errors` were not written, all others were. `value`: the answer of a key space operation. `duplicate`:
     this entry repeats an earlier one. `schema_version`: the version that the table has from here on; 0 if the
-    entry did not change it. `in_memory`: told before the entry was committed.
+    entry did not change it. `in_memory`: the caller was answered before the entry was committed.
     """
 
     timestamp: int = 0
@@ -137,12 +137,12 @@ class StateMachine(Protocol):
         """Note that this write was applied, or was lost."""
 
     def knows_client(self, client_id: bytes) -> bool:
-        """Whether it applied a write of this client id and has not forgotten it."""
+        """Whether this state machine has applied a write of this client id and has not forgotten the client."""
 
     def foreseen(self, payload: bytes, timestamp: int) -> Outcome | None:
         """The outcome that a WRITE entry will have, if it is certain; else None. Changes nothing.
 
-        Between what is applied and this entry there may be blocks of rows and ceilings, and nothing else."""
+        All entries after `applied` and before this one must be blocks of rows or ceilings."""
 
     def begin(self, entry: Entry) -> Outcome | Lookup:
         """As `apply`, but takes at most a few milliseconds, for an event loop.
@@ -160,7 +160,7 @@ class StateMachine(Protocol):
         The outcome follows from the entry and the state by rules that never change. An entry that this
         program cannot read has no outcome, because another program may have applied it.
 
-        After an exception the entry may be half applied: read and flush the state no more.
+        After an exception the entry may be half applied, so the state must not be read or flushed any more.
 
         Raises:
             InvariantViolation: the entry is not the next one.
@@ -172,7 +172,7 @@ class StateMachine(Protocol):
         """Whether there is enough in memory for a flush."""
 
     def begin_flush(self) -> FlushJob | None:
-        """Freeze what is in memory and return the job that writes it. Cheap.
+        """Freeze the rows or pairs in memory, and return the job that writes them. Takes little time.
 
         None if a flush is running, or if nothing is new since `flushed`."""
 
@@ -180,7 +180,7 @@ class StateMachine(Protocol):
         """Call after `job.write()` returned: `flushed` moves to `job.opid`."""
 
     def checkpoint(self, directory: Path) -> Checkpoint:
-        """Hard links of the last flushed state in `directory`, which is made if absent; synced. Any thread.
+        """Link the files of the last flushed state into `directory`, which is made if absent, and sync it. Any thread.
 
         Raises:
             Rejected: ALREADY_PRESENT: the directory is not empty.

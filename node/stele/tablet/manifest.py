@@ -55,7 +55,7 @@ class Manifest:
         return self.schemas[-1]
 
     def file_names(self) -> tuple[str, ...]:
-        """The names of all files that it lists."""
+        """The names of all files that this manifest lists."""
         return tuple(f.name for f in self.files) + ((self.once,) if self.once else ())
 
 

@@ -52,9 +52,9 @@ _JOINED_MIN = 32
 """From this many blocks on, decoding them together is cheaper than one by one."""
 _COALESCED_ROWS_MAX = 8_192
 _COALESCED_BYTES_MAX = 16 << 20
-"""Larger chunks gain nothing, and an Arrow array holds at most 2 GiB."""
+"""The most bytes of a joined chunk. Larger chunks gain nothing, and an Arrow array holds at most 2 GiB."""
 _BRIEF_ROWS_MAX = 4_096
-"""A brief look indexes at most this many rows, in about 2 ms."""
+"""A lookup on the event loop (`brief`) indexes at most this many rows, which takes about 2 ms."""
 _INDEX_PIECE_ROWS = 65_536
 _CHUNK_OVERHEAD_BYTES = 2_048
 _DICT_ENTRY_BYTES = 240
@@ -102,8 +102,8 @@ class MemTable:
         size_bytes: int,
         keys: Sequence[bytes] | None,
     ) -> None:
-        """Add the rows of one entry, counted as `size_bytes`. With `keys` it is a small block, indexed in the
-        dict."""
+        """Add the rows of one entry. They count `size_bytes` bytes. If `keys` are given, the block is small, and its
+        keys are indexed in the dict."""
         if batch.num_rows == 0:
             return
         with self._waiting_lock:
@@ -218,8 +218,8 @@ class MemTable:
                 self._decode_waiting()
 
     def _coalesce(self, last: int) -> None:
-        """Join the last chunks, and joined ones again like a binary counter, so that each row is copied a few
-        times only."""
+        """Join the last chunks, and then also each earlier chunk that has no more rows than the joined one. So
+        each row is copied only a few times."""
         chunks = self.chunks
         at = len(chunks) - last
         rows = sum(c.rows for c in chunks[at:])
@@ -246,7 +246,7 @@ class MemTable:
     # --- finding
 
     def newest_small(self, key: bytes, *, brief: bool = False) -> tuple[int, bool] | None:
-        """(ordinal, deleted) of the newest version of one key; None if it is not here.
+        """Return (ordinal, deleted) of the newest version of one key; None if the memtable lacks the key.
 
         With `brief`, raises WouldBlock if many rows are not indexed yet."""
         self._decode()
@@ -267,14 +267,14 @@ class MemTable:
         return best
 
     def newest(self, keys: pa.BinaryArray, hashes: U64) -> Positions:
-        """Ordinal of the newest version of each key; -1 if it is not here."""
+        """Return the ordinal of the newest version of each key; -1 if the memtable lacks the key."""
         self._decode()
         with self._lock:
             self._ensure_index(self.rows)
             return self._index.newest(keys, hashes, self)
 
     def deleted_at(self, ordinals: Positions) -> Mask:
-        """Which of these rows are deletes."""
+        """Return which of the rows with these ordinals are deletes."""
         found = np.zeros(len(ordinals), bool)
         for chunk, members, rows in self._by_chunk(ordinals):
             if chunk.deleted is not None:
@@ -282,7 +282,7 @@ class MemTable:
         return found
 
     def times_at(self, ordinals: Positions) -> U64:
-        """Hybrid times of these rows."""
+        """Return the hybrid times of the rows with these ordinals."""
         found = np.zeros(len(ordinals), np.uint64)
         for chunk, members, rows in self._by_chunk(ordinals):
             found[members] = chunk.times if isinstance(chunk.times, int) else chunk.times[rows]
@@ -306,7 +306,7 @@ class MemTable:
         return pa.concat_arrays(parts).take(pa.array(back))
 
     def rows_at(self, ordinals: Positions) -> pa.RecordBatch:
-        """These rows, in this order; at least one. A single row shares the memory of the table."""
+        """Return the rows with these ordinals, in this order; at least one. A single row is not copied."""
         if len(ordinals) == 1:
             chunk, row = self._at(self.chunks, int(ordinals[0]))
             return chunk.batch.slice(row, 1)
@@ -408,7 +408,8 @@ class MemTable:
             raise
 
     def sorted_rows(self, chunks: Sequence[Chunk], rows: int) -> list[SortedRows]:
-        """The `rows` rows of these chunks, sorted, newest part first. May include rows newer than those.
+        """Return the rows of these chunks, sorted, newest part first. May include newer rows. `rows`: how many rows
+        the chunks have.
 
         Raises:
             Retryable: NOT_READY: they are more than an Arrow array holds; wait for the flush.
@@ -443,8 +444,9 @@ class MemView:
     def find(
         self, key: bytes, snapshot: int, *, brief: bool = False
     ) -> tuple[bool, pa.RecordBatch | None] | None:
-        """The newest version at or below `snapshot`: (True, its row); (False, None) for a delete; None for
-        none.
+        """Find the newest version of a key at or below `snapshot`.
+
+        Returns (True, its row), or (False, None) if it is a delete, or None if there is no such version.
 
         With `brief`, raises WouldBlock if many rows are not indexed yet, if the newest version is newer, or if it may have
         long values."""

@@ -25,8 +25,8 @@ _log = structlog.get_logger("stele.tablet")
 
 
 class Merges:
-    """The running merge of a store, and what was found not worth merging. `history_mark` gives the present
-    mark, `file_version` the format to write."""
+    """The running merge of a store, and which files were found not worth merging. `history_mark` gives the
+    present mark, `file_version` the format to write."""
 
     def __init__(
         self, contents: Contents, history_mark: Callable[[], int], file_version: Callable[[], int]

@@ -107,7 +107,7 @@ class Pairs:
         return self._pairs
 
     def thaw(self) -> None:
-        """End the use of what `freeze` gave."""
+        """End the use of the result of `freeze`, and merge in the changes made meanwhile."""
         for key, pair in (self._changes or {}).items():
             _set(self._pairs, key, pair)
         self._changes = None

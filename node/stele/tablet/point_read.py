@@ -75,7 +75,8 @@ class _Answer:
         self.add_copy([at for part in single for at in part.places], concat_batches([p.rows for p in single]))
 
     def end(self, values: Sequence[bytes], schema: pa.Schema) -> tuple[pa.RecordBatch, list[int]]:
-        """(the rows in the order of their keys, the places of these). `values`: all keys. Raises Rejected: TOO_LARGE."""
+        """Return (the rows in the order of their keys, the places of these keys). `values`: all keys of the read.
+        Raises Rejected: TOO_LARGE."""
         if self._single and not self._brief:
             self._copy()
         found = sorted(self._copied + self._single, key=lambda part: values[part.places[0]])
@@ -140,7 +141,7 @@ class PointRead:
             self.left = self._many(file, filtered=not oldest)
 
     def end(self) -> tuple[pa.RecordBatch, list[int]]:
-        """(the rows, in key order; for each, which of the keys it has). Raises Rejected: TOO_LARGE."""
+        """Return (the rows in key order; for each row, the position of its key). Raises Rejected: TOO_LARGE."""
         return self._answer.end(self._values, self._schema)
 
     def _few(self, file: ColumnFile, *, filtered: bool) -> list[int]:

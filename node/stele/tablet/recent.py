@@ -32,7 +32,7 @@ Change = tuple[bytes, bytes | None]
 
 
 class Written:
-    """What one write has changed. `encoded`: a place for whoever sends it, so that it is encoded once."""
+    """What one write has changed. `encoded`: kept here by the code that sends it, so that it is encoded only once."""
 
     __slots__ = ("changes", "encoded", "revision", "size_bytes")
 
@@ -48,7 +48,7 @@ class Reader(Protocol):
 
     @property
     def read_to(self) -> int:
-        """The revision up to which it has taken all changes."""
+        """The revision up to which this reader has taken all changes."""
 
     def written(self) -> None:
         """Called after each new change. Must not raise."""
@@ -102,7 +102,7 @@ class Recent:
         return itertools.islice(writes, at, None)
 
     def revision_at(self, timestamp: int) -> int:
-        """The revision of the write with this time; 0 if it is not known any more."""
+        """Return the revision of the write with this hybrid time; 0 if the write is no longer kept here."""
         at = bisect.bisect_left(self._times, (timestamp, 0))
         found = self._times[at] if at < len(self._times) else (0, 0)
         return found[1] if found[0] == timestamp else 0

@@ -2,11 +2,11 @@
 history mark.
 
 Merges by size (compaction.py) do not see this: a file of deletes is small beside the rows that it hides. This
-file looks at the keys of some parts of the store. It does so once for each file whose versions are all
-history, and only if these could have killed a good share. Used by the store; opens no files.
+module looks at the keys of some parts of the store. It does so when all versions of a new file have come below the
+history mark. They must also be able to make a good share of the rows dead. Used by the store; opens no files.
 
-Invariant: `due` is cheap, and false if nothing has come since. A judgement applies only to the files that it
-names.
+Invariant: `due` is cheap, and false if no such file has come since the last judgement. A judgement applies only to
+the files that it names.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Judgement:
 
 
 def due(files: Sequence[FileMeta], mark: int, found: Judgement) -> bool:
-    """Whether files that became history since `found` may make a full merge worth it. Files are newest
-    first."""
+    """Whether a full merge may be worth it, because of files whose versions all came below `mark` since `found`.
+    Files are newest first."""
     if sum(file.size for file in files) < STORE_BYTES_MIN:
         return False
         # A row may be one version too many, and kills at most one other. A delete goes itself too.
@@ -57,12 +57,13 @@ def due(files: Sequence[FileMeta], mark: int, found: Judgement) -> bool:
 
 
 def _plain(file: FileMeta, bottom: bool) -> bool:
-    """Whether this file cannot make any row dead."""
+    """Whether no row is dead because of this file. `bottom`: there is no older file."""
     return bottom and file.unique and not file.deletes
 
 
 def judge(files: Sequence[ColumnFile], mark: int) -> Judgement:
-    """Look at some key ranges, spread evenly; at all of them if there are few. Blocks; reads only keys.
+    """Estimate the dead share from some key ranges, spread evenly, or from all if there are few. Blocks; reads only
+    keys.
 
     Raises:
         Corrupt: a file is damaged.
@@ -94,7 +95,7 @@ def dead_shares(files: Sequence[ColumnFile], marks: Sequence[int]) -> list[float
 
 
 def worth(files: Sequence[FileMeta], found: Judgement, room_bytes: int | None) -> bool:
-    """Whether to merge all files: those judged still exist, and the result fits in `room_bytes`."""
+    """Whether to merge all files: enough is dead, all judged files still exist, and the result fits in `room_bytes`."""
     names = {file.name for file in files}
     if found.share < SHARE_MIN or not found.names or not found.names <= names:
         return False

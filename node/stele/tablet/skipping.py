@@ -34,7 +34,7 @@ class _Test:
 
 
 class Wanted:
-    """What the predicates of one scan say of groups. For one scan, as it remembers the bounds of its sources."""
+    """Decides which groups can hold wanted rows. For one scan only, because it remembers the bounds of its sources."""
 
     def __init__(self, predicates: Iterable[Predicate], schema: Schema) -> None:
         """Raises Rejected for a predicate that does not fit the schema.
@@ -105,7 +105,7 @@ Needed = list[tuple[Source, list[tuple[int, bool]]]]
 
 
 def needed(sources: Sequence[Source], low: bytes, high: bytes, wanted: Wanted) -> Needed:
-    """What a merge of these overlapping sources, newest first, must read for keys in [low, high).
+    """Return what a merge of these overlapping sources must read for keys in [low, high). Newest sources come first.
 
     A group without a wanted row may hide older versions. So it is needed if an older source has a group with one."""
     found: Needed = []

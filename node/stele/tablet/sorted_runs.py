@@ -154,9 +154,10 @@ def _as_applied(runs: Sequence[Run]) -> _Versions:
 
 
 def _gathered(runs: Sequence[Run], positions: Positions) -> pa.RecordBatch:
-    """The rows at these positions of the runs laid one after the other. Each position occurs once.
+    """Return the rows at these positions. They count through all runs, one after the other; each occurs once.
 
-    All versions together may exceed an Arrow array, so unwanted rows are copied only if that is faster."""
+    Of small runs all rows are joined first, because that is faster. The rows of large runs may exceed an Arrow array, so
+    only the wanted ones are copied."""
     if len(runs) == 1 or not len(positions):
         return take_batch(runs[0].batch, pa.array(positions))
     rows = sum(r.rows for r in runs)
@@ -403,7 +404,7 @@ class SortedKeys:
 
 
 def _cells(keys: pa.BinaryArray) -> npt.NDArray[np.bytes_] | None:
-    """The keys as they lie in memory, if all have one length.
+    """Return the keys as a numpy array over their memory, if all have one length; else None.
 
     numpy compares such cells as unsigned bytes. It ignores zeros at their ends, which changes nothing among keys of one length."""
     offsets, data = key_bytes.binary_parts(keys)
@@ -416,7 +417,7 @@ def _cells(keys: pa.BinaryArray) -> npt.NDArray[np.bytes_] | None:
 
 
 def lower_bound(haystack: pa.BinaryArray, needles: pa.BinaryArray) -> Positions:
-    """For each needle, the first position in the sorted haystack that is not below it.
+    """Return for each needle the first position in the sorted haystack whose key is not below the needle.
 
     A vectorised binary search, except for few or long keys."""
     low = np.zeros(len(needles), np.int64)

@@ -27,7 +27,7 @@ class Source(Protocol):
 
     @property
     def name(self) -> Hashable:
-        """An identity for exactly these rows. Never used for others."""
+        """A name for exactly these rows. It is never used for other rows."""
 
     @property
     def first_keys(self) -> Sequence[bytes]:
@@ -57,7 +57,7 @@ class Source(Protocol):
         """A group's delete marks; None if it has none."""
 
     def bounds(self, column: Column) -> Bounds | None:
-        """What the groups hold of a column; None if that is not known."""
+        """Return the bounds and nulls of a column, group by group; None if they are not known."""
 
     def batch(self, group: int, columns: tuple[Column, ...], schema: pa.Schema) -> pa.RecordBatch:
         """The given columns of a group."""
@@ -70,7 +70,7 @@ class MemorySource:
     """Rows of a memtable that were sorted together."""
 
     def __init__(self, rows: SortedRows, serial: int, schema: Schema) -> None:
-        """`serial` and `schema`: those of the memtable."""
+        """`serial`, `schema`: the serial number and the schema of the memtable."""
         self._rows = rows
         self._schema = schema
         self.name: Hashable = (serial, rows.start, rows.end)
@@ -147,8 +147,9 @@ def pieces(sources: Sequence[Source], lower: bytes, upper: bytes) -> list[tuple[
 
 
 def reads(sources: Sequence[Source], ranges: Sequence[KeyRange]) -> list[KeyRange]:
-    """Those of these ascending ranges in which the sources have groups. Neighbours are joined where the joined range
-    has no more groups than both, so that a group with keys of both is read once."""
+    """Return those of these ascending ranges in which the sources have groups.
+
+    Neighbouring ranges are joined if that adds no groups. So a group with keys of both is read once."""
     found: list[tuple[KeyRange, int]] = []
     for lower, upper in ranges:
         count = _groups(sources, lower, upper)

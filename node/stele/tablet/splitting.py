@@ -15,8 +15,8 @@ _KEYS_BYTES_MAX = 1 << 20
 
 
 def split_keys(files: Sequence[ColumnFile], part_bytes: int) -> list[bytes]:
-    """Keys, each of which begins a part of about `part_bytes` of these files, counted without encodings. A part
-    has at least one whole group of rows."""
+    """Return the keys at which parts of about `part_bytes` bytes of these files begin. Bytes are counted as if nothing
+    were encoded. A part has at least one whole group of rows."""
     groups = sorted(
         (key, file.plain_bytes * about[0] // max(1, file.rows))
         for file in files

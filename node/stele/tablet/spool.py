@@ -106,6 +106,6 @@ class HashSpool:
 
 
 def _by_range(parts: list[U64]) -> tuple[U64, npt.NDArray[np.int64]]:
-    """(all hashes, rising; the index where each range begins, and where the last one ends)."""
+    """Return (all hashes, ascending; the index where each range begins, and where the last one ends)."""
     hashes = np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
     return hashes, np.append(np.searchsorted(hashes, _BEGINS), len(hashes))

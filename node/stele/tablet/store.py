@@ -263,7 +263,7 @@ class TabletStore:
             self._jobs.admit(header.attempt, wall_us)
 
     def knows_job(self, job: bytes) -> bool:
-        """Whether it applied a write of this job and has not forgotten it."""
+        """Whether this store has applied a write of this job and has not forgotten the job."""
         return self._jobs.knows(job)
 
     def may_know(self, client_id: bytes, sequence: int, first_attempt_us: int) -> bool:
@@ -295,7 +295,7 @@ class TabletStore:
     # --- applying
 
     def foreseen(self, payload: bytes, timestamp: int) -> Outcome | None:
-        """See StateMachine: only a block whose effect is independent of the stored rows, of a client that is known."""
+        """See StateMachine. Certain only for a block of a known client whose effect is independent of stored rows."""
         return self._applying.foreseen(payload, timestamp)
 
     def begin(self, entry: Entry) -> Outcome | Lookup:
@@ -399,14 +399,14 @@ class TabletStore:
     def plan_compaction(self, *, full: bool = False, room_bytes: int | None = None) -> CompactionJob | None:
         """The next merge worth doing, or None. One at a time, and none during a flush. Never blocks.
 
-        `full`: merge all files into one sorted run. `room_bytes`: disk space for the merge; None: unlimited.
+        `full`: merge all files, or as many as fit. `room_bytes`: disk space for the merge; None: unlimited.
         The owner runs it (stele.tablet.worker), then calls `install_compaction` or `abandon_compaction`.
         """
         return self._merges.plan(full=full, room_bytes=room_bytes)
 
     @property
     def reclaim_due(self) -> bool:
-        """Whether enough may have died since `judge_dead` last looked. Cheap, never blocks."""
+        """Whether enough rows may have become dead since `judge_dead` last looked. Cheap, never blocks."""
         return self._merges.reclaim_due
 
     def judge_dead(self) -> None:
@@ -418,12 +418,12 @@ class TabletStore:
         self._merges.judge_dead()
 
     def plan_reclaim(self, *, room_bytes: int | None = None) -> CompactionJob | None:
-        """A merge of all files, if `judge_dead` found a good share of them dead; else see
-        `plan_compaction`."""
+        """Plan a merge of all files, if `judge_dead` found a good share of their rows dead. Otherwise plan as
+        `plan_compaction` does."""
         return self._merges.plan_reclaim(room_bytes=room_bytes)
 
     def abandon_compaction(self, job: CompactionJob) -> None:
-        """The merge failed: remove what it wrote. It may be planned again."""
+        """End a failed merge: remove what it wrote. The merge may be planned again."""
         self._merges.abandon(job)
 
     def install_compaction(self, result: CompactionResult) -> None:

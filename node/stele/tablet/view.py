@@ -1,9 +1,9 @@
 """An immutable view of a store at one snapshot: scans, point reads (point_read.py), checksum. Any thread, while writes go on.
 
-A scan handles one cluster after the other: sources (files, memtables) whose key bounds overlap. A file that
-overlaps nothing is streamed straight from its map. Overlapping sources are merged piece by piece in key
-order. If order and bounds do not matter and the snapshot is the newest, they are streamed one by one through
-masks, computed from the keys.
+A scan handles one cluster after the other. A cluster is a set of sources (files, memtables) whose key bounds overlap. A
+file that overlaps nothing is streamed straight from its map. Overlapping sources are merged piece by piece in key
+order. If order and bounds do not matter and the snapshot is the newest, they are streamed one by one instead. Masks,
+computed from the keys, then say which rows are the newest versions.
 
 Predicates on key columns become ranges of keys (stele.model.key_bounds), and groups outside them are not read. Of the
 others, a group is passed over if its bounds show that a predicate is true for none of its rows. A group that may hide
@@ -55,7 +55,7 @@ class TableChecksum:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a scan reads: columns, with their Arrow schema, of groups that can hold a wanted row."""
+    """What a scan reads: the columns, their Arrow schema, and which groups can hold a wanted row."""
 
     columns: tuple[Column, ...]
     schema: pa.Schema
@@ -91,7 +91,7 @@ class View:
 
     @property
     def memory(self) -> dict[int, int]:
-        """About how many bytes of memtables it reads, by the memtable's serial number."""
+        """Return about how many bytes of each memtable this view keeps, by the memtable's serial number."""
         return {m.table.serial: m.table.bytes for m in self._memory}
 
     def __enter__(self) -> View:
@@ -196,10 +196,10 @@ class View:
     def _batches(
         self, asked: _Asked, ranges: Sequence[KeyRange], free: bool, last: bool
     ) -> Iterator[pa.RecordBatch]:
-        """All rows of these ascending ranges that can be wanted, and others where reading those costs nothing.
+        """Yield all rows of these ascending ranges that may be wanted, and others that cost nothing to read.
 
-        `free`: in any order, and with rows outside the first and the last range too. A batch may be empty if none of
-        the rows read is visible."""
+        `free`: in any order, and also with rows outside of the ranges. A batch may be empty if none of the rows read is
+        visible."""
         found = clusters(self._sources(), ranges[0][0], ranges[-1][1]) if ranges else []
         if last:
             self.close()
@@ -235,8 +235,8 @@ class View:
     def _unordered(
         self, cluster: Sequence[Source], asked: _Asked, ranges: Sequence[KeyRange]
     ) -> Iterator[pa.RecordBatch]:
-        """The groups that overlap these ranges, each whole, without rows that a newer source overwrites. Only for the
-        newest versions."""
+        """Yield the groups that overlap these ranges, each whole, without rows that newer sources overwrite. Only for
+        a snapshot that shows the newest versions."""
         wanted = [
             sorted(
                 {
@@ -263,7 +263,7 @@ class View:
     def _stream(
         self, file: ColumnFile, asked: _Asked, lower: bytes, upper: bytes
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of a file that overlaps no other source. So a group has all versions of its keys."""
+        """Yield the rows of a file that overlaps no other source, so that a group has all versions of its keys."""
         groups = file.groups_between(lower, upper)
         for group in groups:
             if not asked.may_hold(file, group):
@@ -310,7 +310,7 @@ class View:
         bytes_max: int | None = None,
         brief: bool = False,
     ) -> tuple[pa.RecordBatch, list[int]]:
-        """(the rows with these encoded keys that exist, in key order; for each, which of the keys it has).
+        """Return (the existing rows with these encoded keys, in key order; for each row, the position of its key).
 
         `brief`: take little time for some dozens of keys: read no file for the first time, and copy no long value.
         Then `bytes_max` is not checked.
@@ -343,8 +343,8 @@ class View:
 
 
 def _sliced(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """The rows in batches of at most `rows` rows. After many batches without a row, an empty one, as a sign
-    of life."""
+    """Yield the rows in batches of at most `rows` rows. After many batches without a row, yield an empty one, so
+    that the caller sees progress."""
     barren = 0
     for batch in batches:
         barren = 0 if batch.num_rows else barren + 1

@@ -91,10 +91,10 @@ class Plan:
 
 
 def plan_block(store: Rows, block: Block, size_bytes: int, others: U64 | None = None) -> Plan:
-    """The effect of a block's rows on the store, and the errors of those that cannot be applied.
+    """Return the effect of a block's rows on the store, and the errors of rows that cannot be applied.
 
-    `others`: when other attempts at the same part wrote. A row whose key has a version from one of these times counts
-    as done (jobs.py)."""
+    `others`: the hybrid times at which other attempts at the same part wrote. A row whose key has a version from one of
+    these times counts as done (jobs.py)."""
     errors = null_faults(block, store.schema)
     batch = complete(block, store.schema)
     rows = np.arange(block.rows, dtype=np.int64)
@@ -329,13 +329,13 @@ def _checked(
     keys: pa.BinaryArray,
     hashes: U64,
 ) -> _Checked:
-    """The same result as handling the rows one after the other, but for all at once, even if keys repeat.
+    """Handle all rows at once, even if keys repeat. The result is the same as if they came one after the other.
 
     Whether a key is present at a row depends on the last earlier row that settles it; all operations but
     updates do. The key is present after an insert, even a refused one, and absent after a delete. All rows of
-    an entry have one timestamp, so for each key only the last written row can ever be seen. That row may
-    update some columns. Earlier updates gave the same columns. Its other columns are defaults if the block
-    wrote a whole row before it; otherwise they come from the stored row.
+    an entry have one timestamp, so for each key only the last written row can ever be seen. If that row is an
+    update, it gives the same columns as all earlier updates of the block. Its other columns are defaults if the
+    block wrote a whole row before it; otherwise they come from the stored row.
     """
     order, begins = _by_key(keys, hashes)
     ops = each[order]
