@@ -114,7 +114,7 @@ def hash_ints(values: Sequence[int], width: int, seed: int = 0) -> list[int]:
     """Stele hash v1 of the key bytes (see stele.model.keys) of some dozens of integers, each `width` bytes.
 
     All values are packed into one big number, in lanes of 128 bits; the product of two words stays within its
-    lane. So one operation does a step for all values, cheaper than numpy's calls.
+    lane. So one operation on that number does a step for all values. This is cheaper than calls of numpy.
     """
     count = len(values)
     pad = f"{_LANE_BYTES - width}x"

@@ -73,7 +73,7 @@ def encode_columns(batch: pa.RecordBatch, schema: Schema, column_ids: Sequence[i
 
 
 def column_list(batch: pa.RecordBatch, schema: Schema, column_ids: Sequence[int]) -> list[bytes]:
-    """As `encode_columns`, but a list of bytes. For up to some dozens of rows.
+    """As `encode_columns`, but returns a list of `bytes`. Use it for up to some dozens of rows.
 
     Raises:
         Rejected: see `encode_columns`.

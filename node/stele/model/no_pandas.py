@@ -1,8 +1,8 @@
 """Keeps pandas out of processes that never use it. Servers call it first; the client never does.
 
 If pandas is installed, pyarrow imports it with the first Python sequence: 50 MB in every node. pyarrow checks
-only once. So if it finds a stand-in that is too old for it, it does without pandas for the life of the
-process.
+only once. So this module shows it a stand-in for pandas, with a version that pyarrow does not support. From
+then on, pyarrow does without pandas in this process.
 
 Invariant: `import pandas` works afterwards as before. Only pyarrow's own conversions to and from pandas do
 not.

@@ -256,8 +256,8 @@ _WIDTHS = {"int8": 1, "int16": 2, "int32": 4, "int64": 8, "string": 0}
 def assign_few(
     columns: Mapping[int, Sequence[Any]], schema: Schema, partitioning: PartitionSchema
 ) -> list[int]:
-    """As `assign`, for some dozens of rows given as Python values by column id: integers and text that
-    fit."""
+    """As `assign`, for some dozens of rows given as Python values by column id. The values are integers and text
+    that fit their columns."""
 
     def given(column_ids: Sequence[int]) -> list[tuple[int, Sequence[Any]]]:
         return [(_WIDTHS[schema.by_id[each].type], columns[each]) for each in column_ids]

@@ -79,7 +79,9 @@ def by_ids(parts: Iterable[Partitioning], schema: Schema) -> PartitionSchema:
         else:
             ranges.append(_range(part, ids, columns, faults))
     if len(ranges) > 1:
-        faults.append(f"there are {len(ranges)} ranges; at most one is allowed; it may have several columns")
+        faults.append(
+            f"there are {len(ranges)} range partitionings; give one, which may have several columns"
+        )
     found = PartitionSchema(tuple(hashes), ranges[0] if ranges else None)
     faults = faults or found.faults(schema)
     if faults:

@@ -94,7 +94,7 @@ class RangePartition:
 
 @dataclass(frozen=True, slots=True)
 class AddRange:
-    """Add an empty range [start, end), which may overlap no other; b"" means unbounded."""
+    """Add an empty range [start, end), which must not overlap another one; b"" means unbounded."""
 
     start: bytes = b""
     end: bytes = b""

@@ -101,7 +101,7 @@ def take_report_failed(role: Acting, event: ReportFailed) -> None:
 
 
 def take_promote(role: Acting, event: Promote) -> None:
-    """Stand for election, as an administrator asks: the others' votes decide, as in every election."""
+    """Stand for election, because an administrator asks for it. As in every election, the votes decide."""
     state = role.state
     state.advance_clock(event.now_ms)
     if state.may_campaign and not state.witness:

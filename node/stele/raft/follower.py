@@ -125,8 +125,8 @@ class Follower:
             self.switch.stand(f"replica {sender} hands over", ignore_live_leader=True, released=released)
 
     def _may_take_over_from(self, leader: ReplicaId) -> bool:
-        """Whether this replica may take over. A witness may not; an unfit replica may take over only from a
-        witness.
+        """Whether this replica may take over from `leader`. A witness may not. An unfit replica may take over
+        only from a witness.
 
         A witness serves no clients, so an unfit leader is no worse.
         """

@@ -151,7 +151,7 @@ class Replication:
         return sent
 
     def _read_for(self, progress: Progress) -> None:
-        """The entries that the peer lacks are not in memory: ask the owner to read them."""
+        """Ask the owner to read the entries that the peer lacks, because they are not in memory."""
         if progress.next <= self._state.log.start.index:
             self.needs_copy(progress)
         elif not progress.reading:

@@ -108,7 +108,7 @@ def opened(
     each piece.
 
     Raises:
-        Corrupt: missing or damaged; or IO_ERROR.
+        Corrupt: the file is missing or damaged. IO_ERROR: the disk failed.
         Rejected: UNSUPPORTED_VERSION.
     """
     try:
@@ -136,7 +136,7 @@ def read_sealed(path: Path, magic: bytes, version: int) -> bytes:
     """The body of the checked file at `path`.
 
     Raises:
-        Corrupt: missing or damaged; or IO_ERROR.
+        Corrupt: the file is missing or damaged. IO_ERROR: the disk failed.
         Rejected: UNSUPPORTED_VERSION.
     """
     return open_sealed(read_bytes(path), magic, version, path.name)
@@ -146,7 +146,7 @@ def read_bytes(path: Path) -> bytes:
     """The bytes of a file.
 
     Raises:
-        Corrupt: missing; or IO_ERROR.
+        Corrupt: the file is missing. IO_ERROR: the disk failed.
         Retryable: the system has no file descriptor or memory for it now.
     """
     try:

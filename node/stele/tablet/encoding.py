@@ -162,8 +162,8 @@ def _bits(kind: pa.DataType) -> int:
 def _distinct(array: pa.Array, count_max: int) -> bool:
     """Whether a sample shows that a dictionary does not pay: most values are distinct.
 
-    That is so if it has more than `count_max` distinct values, or more than nine for each ten rows. In the second case
-    nearly every row of a short column has a value of its own. Of a full group, one row in eight has."""
+    That is so if it has more than `count_max` distinct values, or more than nine for each ten of its rows. The whole
+    column may still have values that repeat, if the sample has only some of its rows."""
     step = max(1, len(array) // _SAMPLE_ROWS)
     sample = array.take(pa.array(np.arange(0, len(array), step))) if step > 1 else array
     distinct: int = pc.count_distinct(sample, mode="all").as_py()

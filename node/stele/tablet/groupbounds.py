@@ -1,4 +1,5 @@
-"""A part of a column file with the lowest value, the highest one and the number of nulls, by group and column. Opens no files.
+"""The part of a column file that has, by group and column, the lowest value, the highest value and the number of nulls.
+Opens no files.
 
 colwriter.py fills it, colfile.py reads it, skipping.py compares it with predicates.
 

@@ -72,8 +72,8 @@ class Checkpoint:
     """A flushed state as hard links in one directory. `files`: their names; they hold all entries up to
     `opid`.
 
-    In all checkpoints of a replica one name means the same bytes, except the last name: that file is written
-    anew.
+    In all checkpoints of a replica, a file name stands for the same bytes. Only the last name in `files` does not: that
+    file is written anew each time.
     """
 
     opid: OpId

@@ -219,7 +219,7 @@ class TabletStore:
 
     @property
     def clients_idle_us(self) -> int | None:
-        """See StateMachine. Jobs are clients, too."""
+        """See StateMachine. Jobs count as clients here."""
         wrote_us = self._jobs.last_us
         ends = (self._once.idle_us, None if wrote_us is None else wrote_us + self._applying.jobs_idle_us)
         return max((end for end in ends if end is not None), default=None)

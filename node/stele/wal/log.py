@@ -343,7 +343,7 @@ class Log:
     def _state(self, key: StreamKey) -> State:
         state = self.shared.states.get(key)
         if state is None:
-            raise Rejected(f"log stream {key} does not exist", code=Code.NOT_FOUND)
+            raise Rejected(f"log stream {key} does not exist; create it first", code=Code.NOT_FOUND)
         return state
 
     def checkpoint(self) -> Checkpoint:

@@ -143,7 +143,11 @@ class Pool:
             OSError: too little space beside what is kept for hard state, or the disk failed.
         """
         if not self._has_space():
-            raise OSError(errno.ENOSPC, "too little free space for another segment", str(self._directory))
+            raise OSError(
+                errno.ENOSPC,
+                "too little free space for another segment; drop tables or grow the volume",
+                str(self._directory),
+            )
         with self._lock:
             self._number += 1
             path = self._directory / prepared_name(self._number)

@@ -23,8 +23,8 @@ _log = structlog.get_logger("stele.wal")
 
 
 def evidence_end(streams: Iterable[State | Saved]) -> int:
-    """Return the sequence from which on no segment holds evidence of damage. 0: only tombstones, or no streams, are
-    damaged."""
+    """Return the sequence from which on no segment holds evidence of damage. 0: no stream is damaged, apart from
+    tombstones."""
     return max((segment_of(s.damaged_at) for s in streams if s.damaged_at and not s.tombstoned), default=0)
 
 

@@ -208,7 +208,7 @@ def _without_header(data: bytes, offset: int, segment_id: int, recycled: bool) -
 
 
 def _next_group(content: Content, offset: int, segment_id: int) -> int | None:
-    """The offset of this segment's next whole group at or behind `offset`; None if there is none."""
+    """Return the offset of this segment's next whole group at or after `offset`; None if there is none."""
     own, data = segment_id.to_bytes(8, "little"), content.data
     at = data.find(GROUP_MAGIC, offset)
     while at >= 0:
