@@ -30,8 +30,8 @@ EPOCH_MAX = 1 << 62
 INCARNATION_JUMP_MAX = 1 << 32
 """How often a node may start between two messages from it. At one start a second, that many take 136 years."""
 HEARD_ADDRESS_MS = 30_000
-"""A node may name itself an address before the masters know its newest start. It is dialled there for this
-long after it last spoke. The masters hear of each start within a heartbeat."""
+"""A node may tell others its address before the masters know its newest start. It is dialled at that address for
+this long after it last spoke. The masters hear of each start within a heartbeat."""
 INCARNATION_MAX = 1 << 62
 """The highest incarnation of a node or a tablet. Each start adds one; for recoveries see stele.model.incarnation."""
 INCARNATION_AHEAD_MAX_MS = 86_400_000

@@ -41,7 +41,7 @@ LEASE_MAX = (1 << 63) - 1
 TTL_MIN_MS, TTL_MAX_MS = 1_000, 86_400_000
 """The shortest and the longest time that a lease may live without hearing from its holder. An election may take
 most of a second, so a lease must last at least that long."""
-_NOTHING = "key space write: it changes no key"
+_NOTHING = "key space write: it changes no key; set or remove at least one"
 
 
 class KeyOp(IntEnum):

@@ -101,7 +101,7 @@ class Fields:
         return found
 
     def flag(self, name: str) -> bool:
-        """True or false; false if it is absent."""
+        """Return a field that is true or false; False if it is absent."""
         found = self.get(name)
         if found is None or isinstance(found, bool):
             return bool(found)

@@ -89,7 +89,7 @@ class ColumnFile:
         """Open and check header and footer.
 
         Raises:
-            Corrupt: missing, damaged, or not the file that the manifest lists.
+            Corrupt: the file is missing, damaged, or not the one that the manifest lists.
             Rejected: UNSUPPORTED_VERSION.
         """
         self.path = path

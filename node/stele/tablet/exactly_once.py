@@ -228,7 +228,7 @@ class ExactlyOnce:
     def surely_new(self, header: WriteHeader, timestamp: int) -> bool:
         """Whether `earlier` will call this write new, if only writes of other numbers are applied before. Changes nothing.
 
-        Not for a client that is unknown: new clients in the log may raise the expiry mark above it."""
+        False for a client that is unknown, because new clients in the log may raise the expiry mark above it."""
         if header.client_id == NO_CLIENT:
             return True
         client = self._clients.get(header.client_id)

@@ -140,7 +140,7 @@ def read_once(directory: Path, listed: Manifest) -> tuple[bytes, bytes]:
     are none. `listed` must name a file.
 
     Raises:
-        Corrupt: missing, damaged, or another file than the manifest lists; or IO_ERROR.
+        Corrupt: the file is missing, damaged, or not the one that the manifest lists. IO_ERROR: the disk failed.
         Rejected: UNSUPPORTED_VERSION.
     """
     data = read_bytes(directory / listed.once)

@@ -71,7 +71,7 @@ def read(path: Path) -> tuple[Progress, ExactlyOnce, Pairs, Leases]:
     """The content of a file.
 
     Raises:
-        Corrupt: missing or damaged.
+        Corrupt: the file is missing or damaged.
         Rejected: UNSUPPORTED_VERSION.
     """
     with opened(path, _MAGIC, _VERSION, oldest=_WITHOUT_LEASES) as body:

@@ -145,7 +145,7 @@ class KeySpace:
         """Open the key space as last flushed. The owner then applies the entries after `flushed`.
 
         Raises:
-            Corrupt: missing or damaged.
+            Corrupt: the file is missing or damaged.
             Rejected: UNSUPPORTED_VERSION.
         """
         progress, once, pairs, leases = keyfile.read(directory / FILE_NAME)

@@ -93,7 +93,7 @@ def read(directory: Path) -> Manifest:
     """The directory's manifest.
 
     Raises:
-        Corrupt: missing or damaged.
+        Corrupt: the file is missing or damaged.
         Rejected: UNSUPPORTED_VERSION.
     """
     sealed = read_sealed(directory / NAME, _MAGIC, _VERSION)
