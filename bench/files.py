@@ -58,7 +58,7 @@ _WORDS = [
 
 @dataclass(frozen=True)
 class Data:
-    """Rows of one tablet, by key. `narrow`: two columns of few bytes."""
+    """Rows of one tablet, in key order. `narrow`: the names of two columns of few bytes."""
 
     schema: Schema
     run: Run

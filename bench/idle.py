@@ -141,18 +141,25 @@ def main(arguments: list[str]) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m bench idle", description=__doc__)
     parser.add_argument(
-        "--tablets", type=int, nargs="+", default=[200, 1_000], help="how many, one after the other"
+        "--tablets",
+        type=int,
+        nargs="+",
+        default=[200, 1_000],
+        help="how many tablets; several numbers are measured one after the other",
     )
     parser.add_argument("--nodes", type=int, default=_REPLICAS, help="how many nodes, three or more")
     parser.add_argument(
         "--replicas",
         type=int,
         default=_REPLICAS,
-        help="of each tablet; as many as nodes, so that all share one",
+        help="replicas of each tablet; as many as nodes, so that all nodes share each tablet",
     )
     parser.add_argument("--seconds", type=float, default=30.0, help="how long processor time is counted")
     parser.add_argument(
-        "--settle", type=float, default=0.0, help="how long to wait before; stores are flushed after 120 s"
+        "--settle",
+        type=float,
+        default=0.0,
+        help="how long to wait before that; stores are flushed after 120 s",
     )
     parser.add_argument("--directory", help="directory for the cluster's data, on a real disk")
     given = parser.parse_args(arguments)

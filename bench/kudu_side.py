@@ -204,7 +204,7 @@ class KuduCluster:
         return _number(r"time total: ([\d.]+) ms", said) / 1_000
 
     async def put(self, table: str, threads: int, rows_per_thread: int) -> float:
-        """A load of single puts. One client with some threads; each thread has one row in flight, because its
+        """Load with single puts. One client has some threads; each thread has one row in flight, because its
         buffer holds only one row."""
         flags = ("--flush_per_n_rows=1", "--buffers_num=1", "--nouse_client_per_thread")
         return await self.load(table, threads, rows_per_thread, *flags)
@@ -306,8 +306,8 @@ async def _scan(cluster: KuduCluster, *flags: str) -> float:
 
 
 async def _fail_over(cluster: KuduCluster, times: int) -> list[float]:
-    """Time from kill -9 of the server that leads a tablet until a load of one row to that tablet has
-    ended."""
+    """Measure the time from kill -9 of the server that leads a tablet until a load of one row to that tablet
+    has ended."""
     found = []
     await cluster.put("kill", 1, 1)
     for _ in range(times):

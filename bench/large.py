@@ -134,7 +134,7 @@ class Large:
         )
 
     async def _keys(self, table: AsyncTable) -> None:
-        """Scans of one key and of a range of keys, and gets."""
+        """Measure scans of one key and of a range of keys, and gets."""
         chosen = random.Random(1)
         for what, wide in (("id = x", 0), (f"id >= a AND id < b, {_RANGE:,} rows", _RANGE)):
             width = 1 if wide == 0 else (wide << _BITS) // self._count
@@ -166,7 +166,7 @@ class Large:
         )
 
     async def _writes(self, table: AsyncTable) -> None:
-        """Writes of rows that are there already."""
+        """Measure writes of rows that are there already."""
         count = min(_CHANGED_ROWS, self._count)
         for op in (RowOp.INSERT_IGNORE, RowOp.UPDATE, RowOp.UPSERT):
             first = random.Random(op.value).randrange(self._count - count + 1)
@@ -177,7 +177,7 @@ class Large:
             _line(f"{op.name.lower()} of {count:,} rows that are there", f"{rate:,.0f} rows/s")
 
     async def _wide(self) -> None:
-        """Updates of one column of rows that have many."""
+        """Measure updates of one column, in rows that have many columns."""
         names = [f"c{number}" for number in range(_WIDE_COLUMNS - 1)]
         schema = Schema.make([("id", "int64"), *((name, "double") for name in names)], ["id"])
         table = await self._client.create_table("wide", schema, rows.PARTITIONING)
@@ -282,9 +282,11 @@ def main(arguments: list[str]) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m bench large", description=__doc__)
     parser.add_argument(
-        "--rows", type=int, default=20_000_000, help="how many are loaded; 100M take 15 minutes"
+        "--rows", type=int, default=20_000_000, help="how many rows are loaded; 100M take 15 minutes"
     )
-    parser.add_argument("--tablets", type=int, default=1_000, help="how many are busy when a node is killed")
+    parser.add_argument(
+        "--tablets", type=int, default=1_000, help="how many tablets are busy when a node is killed"
+    )
     parser.add_argument("--seconds", type=float, default=5.0, help="how long measures with callers take")
     parser.add_argument(
         "--only", default=",".join(KEYS), help=f"of {', '.join(KEYS)}; keys and writes load first"

@@ -221,7 +221,7 @@ class Scale:
             f"{last.rss / 1e6:.0f} MB\n"
             f"for each replica lost: catalog batches {(await self._batches() - batches) / len(held):.2f}, {each}\n"
             f"the longest step of the operator's loop {_longest(passes)}\n"
-            f"the operator tells: events {_since(last.events, before.events)}, {last.statuses - before.statuses} writes of "
+            f"the operator writes: events {_since(last.events, before.events)}, {last.statuses - before.statuses} writes of "
             f"the cluster's status, {last.of_tables - before.of_tables} of the statuses of {last.tables} tables; "
             f"{await self._masters_now()}",
             flush=True,
@@ -249,7 +249,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench scale", description=__doc__)
     parser.add_argument("--tables", type=int, default=1_000)
     parser.add_argument("--tablets", type=int, default=10_000)
-    parser.add_argument("--nodes", type=int, default=20, help="simulated, at most 2,000 replicas each")
+    parser.add_argument("--nodes", type=int, default=20, help="simulated nodes, at most 2,000 replicas each")
     parser.add_argument("--masters", type=int, default=1, choices=(1, 3, 5))
     parser.add_argument("--directory", help="directory for the masters' catalog, on a real disk")
     given = parser.parse_args(arguments)

@@ -40,14 +40,14 @@ async def at_rest(cluster: Cluster) -> tuple[int, int]:
 
 
 async def one_caller(report: Report, table: AsyncTable, seconds: float) -> None:
-    """Puts one at a time, once the tablets have leaders and connections are open."""
+    """Measure puts of one caller, one at a time, once the tablets have leaders and connections are open."""
     await put_for(table.put, 1, min(1.0, seconds), first=1 << 39)
     _, times = await put_for(table.put, 1, seconds, first=1 << 40)
     report.put("one", f"p50 {milliseconds(percentile(times, 0.5))}", percentile(times, 0.5))
 
 
 async def many_callers(report: Report, table: AsyncTable, seconds: float) -> None:
-    """64 callers, each with one put at a time."""
+    """Measure 64 callers, each with one put at a time."""
     await put_for(table.put, CALLERS, min(1.0, seconds), first=1 << 41)
     rate, times = await put_for(table.put, CALLERS, seconds, first=1 << 42)
     report.put("puts", f"{rate:,.0f}/s", rate)
@@ -77,7 +77,7 @@ async def put_for(
 
 
 async def bulk(report: Report, table: AsyncTable, count: int) -> None:
-    """Arrow batches in blocks of 8,192 rows."""
+    """Measure a load of Arrow batches, in blocks of 8,192 rows."""
     batches = rows.batches(count, 65_536)
     started = time.perf_counter()
     result = await table.write_arrow(batches, timeout_s=120)
@@ -86,8 +86,8 @@ async def bulk(report: Report, table: AsyncTable, count: int) -> None:
 
 
 async def scans(report: Report, table: AsyncTable) -> None:
-    """The median of nine scans each, after one that is not counted. A merge right after the load slows single
-    scans down."""
+    """Measure scans of each kind: the median of nine, after one that is not counted. A merge right after the
+    load slows single scans down."""
     for key, columns in (("scan", None), ("narrow", rows.NARROW)):
         await table.scan(columns).to_table()
         rates = []
@@ -100,7 +100,7 @@ async def scans(report: Report, table: AsyncTable) -> None:
 
 
 async def gets(report: Report, table: AsyncTable, seconds: float, rows_there: int) -> None:
-    """64 callers, each with one get of a random row at a time."""
+    """Measure 64 callers, each with one get of a random row at a time."""
     await get_for(table, CALLERS, min(1.0, seconds), rows_there)
     rate, times = await get_for(table, CALLERS, seconds, rows_there)
     report.put("gets", f"{rate:,.0f}/s", rate)
@@ -131,7 +131,7 @@ async def get_for(
 
 
 async def many(report: Report, table: AsyncTable, times: int, rows_there: int) -> None:
-    """Calls of `get_many`, after one that is not counted."""
+    """Measure calls of `get_many`, after one that is not counted."""
     chosen, started, count = random.Random(0), 0.0, 0
     for number in range(times + 1):
         if number == 1:
@@ -145,13 +145,14 @@ async def many(report: Report, table: AsyncTable, times: int, rows_there: int) -
 
 
 async def few(report: Report, table: AsyncTable, times: int, rows_there: int) -> None:
-    """Scans of two rows each, after some that are not counted. Without key ranges each would read the whole table."""
+    """Measure scans of two rows each, after some that are not counted. Without key ranges each scan would
+    read the whole table."""
     await _repeated(report, table, "few", times, rows_there, lambda first: ("id", first, first + 2), 2)
 
 
 async def some(report: Report, table: AsyncTable, times: int, rows_there: int) -> None:
-    """Scans of 1,000 rows each, by a column whose value is half the id. Without bounds of groups each scan
-    would read the whole table."""
+    """Measure scans of 1,000 rows each, by a column whose value is half the id. Without bounds of groups each
+    scan would read the whole table."""
     await _repeated(
         report,
         table,
@@ -189,7 +190,8 @@ async def _repeated(
 
 
 async def copy(report: Report, client: AsyncClient, table: AsyncTable, cluster: Cluster) -> None:
-    """Time to copy one flushed tablet to the node that has none of it, and knows nothing of the table yet."""
+    """Measure the time to copy one flushed tablet to the node that has none of it, and does not know the
+    table yet."""
     (place,) = table.locations.by_ordinal([0])
     leader = place.target()
     tablet_id = id_to_pb(place.tablet_id)
@@ -225,7 +227,7 @@ async def copy(report: Report, client: AsyncClient, table: AsyncTable, cluster: 
 
 
 async def fail_over(report: Report, table: AsyncTable, cluster: Cluster, times: int) -> None:
-    """Time from kill -9 of a tablet's leader until the next write to that tablet is acknowledged."""
+    """Measure the time from kill -9 of a tablet's leader until the next write to that tablet is acknowledged."""
     found: list[float] = []
     for number in range(times):
         ordinal = number % len(table.locations.tablets)

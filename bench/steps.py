@@ -202,7 +202,7 @@ class _OneLog:
         self._index = 0
 
     async def run(self, times: int) -> None:
-        """An operation is a batch of eight entries, one of 1,000 bytes for each tablet."""
+        """Write batches. An operation is a batch of eight entries, one of 1,000 bytes for each tablet."""
         loop = asyncio.get_running_loop()
         for _ in range(times):
             over = loop.create_future()
@@ -231,7 +231,7 @@ def _blocks(count: int) -> list[bytes]:
 
 
 def applying(directory: Path, blocks: Sequence[bytes], *, plain: bool) -> Run:
-    """An operation is a block of eight rows."""
+    """Apply blocks. An operation is a block of eight rows."""
     store = TabletStore.create(directory, rows.SCHEMA)
     index = 0
 

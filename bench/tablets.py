@@ -112,7 +112,13 @@ def main(arguments: list[str]) -> None:
         uvloop.run(_call(masters, int(callers), float(seconds), int(number)))
         return
     parser = argparse.ArgumentParser(prog="python -m bench tablets", description=__doc__)
-    parser.add_argument("--tablets", type=int, nargs="+", default=[1, 8, 32, 96], help="one after the other")
+    parser.add_argument(
+        "--tablets",
+        type=int,
+        nargs="+",
+        default=[1, 8, 32, 96],
+        help="numbers of tablets, measured one after the other",
+    )
     parser.add_argument("--seconds", type=float, default=5.0, help="how long each measure takes")
     parser.add_argument("--directory", help="directory for the clusters' data, on a real disk")
     given = parser.parse_args(arguments)

@@ -119,7 +119,7 @@ class Setting:
 
 
 def read(setting: Setting, key: str) -> None:
-    """Queries. `load()` comes before and is not timed; planning is."""
+    """Measure queries. `load()` runs before and is not timed; planning is timed."""
     written = setting.folder / "written"
     total = 0.5 * setting.count * (setting.count - 1) / 2
     actions: dict[str, tuple[Callable[[Any], object], object]] = {
@@ -145,7 +145,7 @@ def read(setting: Setting, key: str) -> None:
 
 
 def load(setting: Setting) -> None:
-    """Spark reads Parquet, and writes a new table or other Parquet."""
+    """Measure loads: Spark reads Parquet, and writes a new table or other Parquet."""
     name, copy = "loaded", setting.folder / "copy"
 
     def make() -> None:
@@ -172,7 +172,7 @@ def load(setting: Setting) -> None:
 
 
 def back_up(setting: Setting) -> None:
-    """A full backup, as tasks of Spark; then restores of it."""
+    """Measure a full backup, as tasks of Spark; then restores of it."""
     folder = setting.folder / "backups"
 
     def create() -> int:
@@ -183,7 +183,7 @@ def back_up(setting: Setting) -> None:
 
 
 def restore(setting: Setting) -> None:
-    """A backup into a new table."""
+    """Measure the restore of a backup into a new table."""
     folder, name = setting.folder / "restored", "restored"
     backup.create(setting.spark, setting.masters, folder, TABLE)
 
@@ -196,7 +196,7 @@ def restore(setting: Setting) -> None:
 
 
 def difference(setting: Setting) -> None:
-    """Random rows are written anew, then read as changes."""
+    """Write random rows again, then measure reading them as changes."""
     table = setting.client.open_table(TABLE)
     begin = setting.client.now()
     changed = setting.count // _CHANGED

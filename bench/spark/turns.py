@@ -106,5 +106,5 @@ class Turns:
 
 
 def to_stderr(text: str) -> None:
-    """Progress for whoever waits; the table is on standard output."""
+    """Print progress on standard error, because the table is on standard output."""
     print(text, file=sys.stderr, flush=True)

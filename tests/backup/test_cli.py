@@ -113,10 +113,10 @@ WRONG = [
     (("create", "FOLDER", "t", "--at", "noon"), REFUSED, "--at noon: expected a hybrid time or an ISO 8601"),
     (("create", "FOLDER", "t", "--parallel", "0"), REFUSED, "--parallel"),
     (("create", "FOLDER", "t", "--timeout", "1"), TRY_AGAIN, "127.0.0.1:1"),
-    (("list", "FOLDER/none"), REFUSED, "FOLDER/none: there is no such folder"),
+    (("list", "FOLDER/none"), REFUSED, "FOLDER/none: there is no such folder; check its path"),
     (("list", "s4://bucket/x"), REFUSED, "s4://bucket/x: Unrecognized filesystem type"),
     (("verify", "FOLDER"), REFUSED, "FOLDER has no complete backup"),
-    (("verify", "FOLDER", "--table", "a=b"), REFUSED, "that needs --compare"),
+    (("verify", "FOLDER", "--table", "a=b"), REFUSED, "names another table to compare with; add --compare"),
     (("verify", "FOLDER", "--table", "a", "--table", "a"), REFUSED, "--table a is given twice"),
     (("restore", "FOLDER", "--table", "a="), REFUSED, "expected NAME, or NAME=OTHER"),
     (("restore", "FOLDER", "--hash", "id"), REFUSED, "--hash id: expected NAME,...:BUCKETS"),
@@ -131,7 +131,7 @@ WRONG = [
         REFUSED,
         "the other ranges have columns a",
     ),
-    (("prune", "FOLDER"), REFUSED, "say what to keep: --keep, --keep-days, --keep-full"),
+    (("prune", "FOLDER"), REFUSED, "say what to keep: add --keep, --keep-days or --keep-full"),
     (("prune", "FOLDER", "--keep", "0"), REFUSED, "--keep"),
 ]
 

@@ -61,7 +61,7 @@ async def test_what_cannot_be_done_is_refused_without_a_question(
         (("table", "alter", "t", "--drop-range", "1..2"), "has no range partitions"),
         (
             ("backup", "remove", str(tmp_path / "none"), base.backup_id, "--key", "k"),
-            "name a backup, or give",
+            "give either BACKUP or --key",
         ),
     ):
         code, out, err = await run(*arguments)

@@ -214,7 +214,7 @@ def test_definitions_with_all_their_faults(tmp_path: Path) -> None:
     with pytest.raises(Rejected, match="--column id"):
         table_from_options("t", ["id"], "id", [])
     for hashes, words in (
-        (["no:8", "id,zz:4"], "--hash no:8: no column 'no'; --hash id,zz:4: no column 'zz'"),
+        (["no:8", "id,zz:4"], "--hash no:8: no column 'no'; columns are id; --hash id,zz:4: no column 'zz'"),
         (["id:1"], "--hash id:1: 1 buckets; expected 2 or more"),
         (["id:2", "id:4"], r"partitioning: columns \['id'\] are in two hashes; expected each column in one"),
     ):

@@ -50,3 +50,50 @@ def test_arrow_is_not_written_to_a_terminal(
     assert ended.value.code == 2
     said = "stele: Arrow is binary, and standard output is a terminal; add -o FILE, or a pipe;"
     assert capsys.readouterr().err.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("table alter t --owner a --no-owner", "--owner and --no-owner exclude each other; give one of them"),
+        (
+            "table alter t --comment a --no-comment",
+            "--comment and --no-comment exclude each other; give one of them",
+        ),
+        (
+            "table alter t --default n=1 --no-default n",
+            "column n has both --default and --no-default; give one of them",
+        ),
+        ("table drop t --now --keep 1h", "--now and --keep exclude each other; give one of them"),
+        ("table scan t --json --format csv", "--json and --format csv exclude each other; give one of them"),
+        (
+            "table scan t --count -o x --format csv",
+            "--count prints a number and cannot be used with --output; give one of them",
+        ),
+        (
+            "backup restore f 2026 --at 2026-05-01",
+            "BACKUP and --at exclude each other; give one of them",
+        ),
+        (
+            "backup restore f --partitioning x --hash id:2",
+            "--partitioning excludes --hash and --range; leave it out, or leave these out",
+        ),
+        (
+            "backup remove f 2026 --json --json-progress",
+            "--json and --json-progress exclude each other; give one of them",
+        ),
+        ("backup remove f 2026 --key k", "give either BACKUP or --key"),
+        ("tablet recover 9a2e --all-lost", "give exactly one of TABLET, --table and --all-lost"),
+        ("table alter t --rename a=b --rename a=c", "--rename a=c: a is given twice; give it once"),
+        ("backup verify f --table a --table a", "--table a is given twice; give it once"),
+        ("kv write s --put a 1 --delete a", "a is named twice to be changed; name each key once"),
+        ("table load t - -", "INVALID_ARGUMENT: standard input (-) is named twice; name it once"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused_with_what_to_do(
+    capsys: pytest.CaptureFixture[str], command: str, said: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        app.run(command.split())
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"stele: {said}")

@@ -66,7 +66,9 @@ class Chain:
                 )
             other = Manifest.of(bytes(folder.read(name)), folder.called(name), base.backup_id)
             if other.digest != base.sha256 or other.snapshot >= found[0].snapshot:
-                raise Corrupt(f"{where}, but {folder.called(name)} is not the one that it was built on")
+                raise Corrupt(
+                    f"{where}, but {folder.called(name)} is not the one that it was built on; restore an earlier backup, and make a full one"
+                )
             found.insert(0, other)
         return Chain(tuple(found))
 
@@ -92,7 +94,8 @@ class Chain:
             found.insert(0, Part(manifest, its, there))
         if not found[0].tablet.whole:
             raise Corrupt(
-                f"backup {found[0].manifest.backup_id} has changes of tablet {tablet.tablet_id}, but its base does not have it"
+                f"backup {found[0].manifest.backup_id} has changes of tablet {tablet.tablet_id}, but its base does not have it; "
+                "restore an earlier backup, and make a full one"
             )
         return found
 

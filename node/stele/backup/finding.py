@@ -48,7 +48,7 @@ def find_backups(folder: Folder) -> list[Backup]:
         Rejected: NOT_FOUND: there is no such folder. INVALID_ARGUMENT: it is that of a single backup.
     """
     if not folder.is_there():
-        raise Rejected(f"{folder.shown}: there is no such folder", code=Code.NOT_FOUND)
+        raise Rejected(f"{folder.shown}: there is no such folder; check its path", code=Code.NOT_FOUND)
     names = folder.entries("")
     if MANIFEST in names or PLAN in names:
         raise Rejected(f"{folder.shown} is one backup; give the folder above it, which holds all of them")
@@ -137,7 +137,9 @@ def newest_until(folder: Folder, moment: datetime, tables: Collection[str] = ())
             return found.backup_id
     of = f" of {', '.join(tables)}" if tables else ""
     raise Rejected(
-        f"{folder.shown} has no complete backup{of} from {utc(latest_us)} or before", code=Code.NOT_FOUND
+        f"{folder.shown} has no complete backup{of} from {utc(latest_us)} or before; "
+        "`stele backup list` shows what it has",
+        code=Code.NOT_FOUND,
     )
 
 
@@ -156,10 +158,12 @@ def choose(folder: Folder, called: str | None, tables: Collection[str] = ()) -> 
     else:
         chosen = [b for b in backups if called and b.backup_id.startswith(called)]
         if len(chosen) != 1:
-            there = ", ".join(b.backup_id for b in backups[:5]) or "none"
+            there = ", ".join(b.backup_id for b in backups[:5])
             code = Code.INVALID_ARGUMENT if chosen else Code.NOT_FOUND
             raise Rejected(
-                f"{len(chosen)} backups in {folder.shown} begin with {called!r}; there are {there}", code=code
+                f"{len(chosen)} backups in {folder.shown} begin with {called!r}; "
+                f"there are {f'{there}; name one of them' if there else 'none'}",
+                code=code,
             )
     (backup,) = chosen
     if backup.state is State.UNKNOWN:
@@ -169,7 +173,10 @@ def choose(folder: Folder, called: str | None, tables: Collection[str] = ()) -> 
     if backup.state is State.DAMAGED:
         raise Corrupt(f"{backup.fault}; name another backup by its id")
     if backup.state is not State.COMPLETE or backup.manifest is None:
-        raise Rejected(f"backup {backup.backup_id} in {folder.shown} is not complete: {backup.state.value}")
+        raise Rejected(
+            f"backup {backup.backup_id} in {folder.shown} is not complete: {backup.state.value}; "
+            "name another backup by its id"
+        )
     for name in tables:
         try:
             backup.manifest.table(name)

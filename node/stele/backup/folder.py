@@ -143,7 +143,7 @@ class Folder:
             self.fs.create_dir(self.path(name), recursive=True)
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a whole file. It replaces one that exists, and lasts once this returns.
+        """Write a whole file. It replaces a file of this name, and is durable once this returns.
 
         Raises:
             Retryable: DISK_FULL. The old file, or none, is still there.
@@ -171,7 +171,7 @@ class Folder:
             file.write(data)
 
     def new_file(self, name: str) -> Sink:
-        """A new file to write to. It is partial until it is completed."""
+        """Open a new file to write to. It is partial until `complete` is called."""
         with self.errors(name):
             if self.fs.type_name == "local":
                 return Sink(self, name, open(self.path(name), "xb"))
@@ -201,7 +201,7 @@ class Folder:
 
     @contextmanager
     def errors(self, name: str) -> Iterator[None]:
-        """Within the block: an error of the file system is raised as a SteleError."""
+        """Raise an error of the file system within the block as a SteleError."""
         try:
             yield
         except (OSError, pa.ArrowException) as exc:
@@ -266,20 +266,20 @@ class Sink:
 
     @property
     def sha256(self) -> str:
-        """Of what was written, in hex."""
+        """The SHA-256 of what was written, in hex."""
         return self._digest.hexdigest()
 
     @property
     def closed(self) -> bool:
-        """Whether it can be written to; pyarrow asks."""
+        """False. pyarrow asks this before it writes."""
         return False
 
     def writable(self) -> bool:
-        """Asked by pyarrow."""
+        """Return True. pyarrow asks this before it writes."""
         return True
 
     def write(self, data: Any) -> int:
-        """Append bytes. After `discard` it does nothing: a Parquet writer ends with a footer, wanted or not."""
+        """Append bytes. After `discard` it does nothing, because a Parquet writer always ends with a footer."""
         if not self._discarded:
             self._file.write(data)
             self._digest.update(data)
@@ -287,10 +287,10 @@ class Sink:
         return len(data)
 
     def flush(self) -> None:
-        """Called by pyarrow."""
+        """Do nothing. pyarrow calls this."""
 
     def complete(self) -> None:
-        """Close the file. It lasts once this returns."""
+        """Close the file. It is durable once this returns."""
         with self._folder.errors(self._name):
             if self._folder.fs.type_name == "local":
                 self._file.flush()
@@ -312,6 +312,6 @@ def _first_line(exc: Exception) -> str:
 
 
 def _without_secrets(uri: str) -> str:
-    """A URI without user, password and options."""
+    """Return a URI without user, password and options."""
     parts = urlsplit(uri)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))

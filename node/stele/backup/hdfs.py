@@ -31,14 +31,14 @@ _NUMBERS = {
 
 class _Handler(pafs.FSSpecHandler):  # type: ignore[misc]
     def move(self, src: str, dest: str) -> None:
-        """Rename a file, over another one if there is one."""
+        """Rename a file. It replaces a file of the new name."""
         self.fs.mv(src, dest, overwrite=True)
 
 
 def connect(uri: str) -> tuple[pafs.FileSystem, str]:
-    """The file system and the path of a URI like hdfs://namenode:8020/stele. Asks nobody.
+    """Return the file system and the path of a URI like hdfs://namenode:8020/stele. Sends no request.
 
-    The name may be one that the Hadoop configuration in HADOOP_CONF_DIR explains.
+    The host may be a name from the Hadoop configuration in HADOOP_CONF_DIR.
 
     Raises:
         Rejected: the library is missing.

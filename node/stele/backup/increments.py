@@ -38,7 +38,7 @@ def why_no_base(newest: Manifest | None, snapshot: int) -> str:
         return "there is no complete backup of these tables to build on"
     if newest.snapshot >= snapshot:
         return (
-            f"backup {newest.backup_id} already has the rows of {newest.time}, the same time or a later one"
+            f"the newest backup, {newest.backup_id}, is as of {newest.time}, so it is not older than this one"
         )
     return ""
 

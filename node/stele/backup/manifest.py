@@ -177,7 +177,9 @@ class Manifest:
         except (ValueError, TypeError, KeyError, AttributeError) as exc:
             raise Corrupt(f"{where}: it is no manifest of a backup ({exc!r})") from exc
         if found.backup_id != backup_id:
-            raise Corrupt(f"{where} is of backup {found.backup_id}, which was not made in this folder")
+            raise Corrupt(
+                f"{where} is of backup {found.backup_id}, which was not made in this folder; rename the folder to {found.backup_id}"
+            )
         return found
 
 

@@ -56,8 +56,11 @@ def _going(backups: Sequence[Backup], called: str, key: str) -> list[Backup]:
     backup builds on one."""
     going = [b for b in backups if (_key(b) == key if key else b.backup_id.startswith(called))]
     if called and not going:
-        there = ", ".join(b.backup_id for b in backups[:5]) or "none"
-        raise Rejected(f"no backup begins with {called}; there are {there}", code=Code.NOT_FOUND)
+        there = ", ".join(b.backup_id for b in backups[:5])
+        raise Rejected(
+            f"no backup begins with {called}; there are {f'{there}; name one of them' if there else 'none'}",
+            code=Code.NOT_FOUND,
+        )
     if called and len(going) > 1:
         several = ", ".join(b.backup_id for b in going)
         raise Rejected(f"several backups begin with {called}: {several}; give more digits")

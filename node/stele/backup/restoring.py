@@ -238,7 +238,7 @@ class _Target:
         if there != self.rows:
             raise Corrupt(
                 f"table {self.scratch} has {there} rows after the restore; the backup has {self.rows}; "
-                "somebody else may have written to it"
+                "somebody else may have written to it; restore again"
             )
 
     async def publish(self) -> Restored:

@@ -124,7 +124,7 @@ class RowFile:
         self._rows += batch.num_rows
 
     def finish(self) -> FileEntry:
-        """Write the rest. The file lasts once this returns. Raises as `write` does."""
+        """Write the rest. The file is durable once this returns. Raises what `write` raises."""
         with self._folder.errors(self._name):
             self._parquet.close()
         self._sink.complete()

@@ -26,4 +26,4 @@ Note = Callable[[str], None]
 
 
 def quiet(_: Any) -> None:
-    """For callers who want no progress and no notes."""
+    """Do nothing, for callers who want no progress and no notes."""

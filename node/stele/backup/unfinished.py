@@ -1,7 +1,7 @@
 """A backup that is being written: its plan, and a record of each file that is whole. A killed backup goes on from these.
 
-Invariants: a record is written after its file lasts, so a file without a record counts as nothing. The files of a tablet
-that `load` returns were read again and are whole, and no row lies between them.
+Invariants: a record is written once its file is durable, so a file without a record counts as nothing. The
+files of a tablet that `load` returns were read again and are whole, and no row lies between them.
 """
 
 from __future__ import annotations

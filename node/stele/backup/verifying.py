@@ -34,7 +34,7 @@ OnRows = Callable[[str, int], None]
 
 
 def no_rows(table: str, rows: int) -> None:
-    """For callers that do not count rows."""
+    """Do nothing, for callers that do not count rows."""
 
 
 @dataclass(slots=True)

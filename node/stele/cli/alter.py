@@ -112,7 +112,7 @@ def alter(
     given = _pairs("--default", defaults, "NAME=JSON, like stops=0")
     columns = [_added(text, given) for text in added]
     if both := [column for column in undefaults if column in given]:
-        raise click.UsageError(f"column {both[0]} has both --default and --no-default")
+        raise click.UsageError(f"column {both[0]} has both --default and --no-default; give one of them")
     changed: dict[str, str | None] = {**given, **dict.fromkeys(undefaults)}
     renames = _pairs("--rename", renamed, "OLD=NEW")
     owner, comment = _note("owner", owner, unowned), _note("comment", comment, uncommented)
@@ -201,7 +201,7 @@ def rename(name: str, new_name: str, masters: str, timeout_s: float, as_json: bo
 def _note(name: str, given: str | None, removed: bool) -> str | None:
     """Return the new note, "" to remove it, or None to leave it unchanged."""
     if removed and given is not None:
-        raise click.UsageError(f"--{name} and --no-{name} exclude each other")
+        raise click.UsageError(f"--{name} and --no-{name} exclude each other; give one of them")
     return "" if removed else given
 
 
@@ -221,6 +221,6 @@ def _pairs(option: str, texts: Iterable[str], expected: str) -> dict[str, str]:
         if not separator or not name or not value:
             raise click.UsageError(f"{option} {text}: expected {expected}")
         if name in found:
-            raise click.UsageError(f"{option} {text}: {name} is given twice")
+            raise click.UsageError(f"{option} {text}: {name} is given twice; give it once")
         found[name] = value
     return found

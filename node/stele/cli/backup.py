@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option(
     "--incremental",
     is_flag=True,
-    help="Only what changed since the newest complete backup of the same tables.",
+    help="Back up only what changed since the newest complete backup of the same tables.",
 )
 @click.option(
     "--full-if-needed",
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     "--keep-full",
     type=click.IntRange(1, 1_000_000),
     default=None,
-    help="Then prune: keep the newest full ones, and what is newer.",
+    help="Then prune: keep this many of the newest full backups, and what is newer.",
 )
 @click.option(
     "--keep-days",
@@ -121,7 +121,7 @@ def create(
             "name tables or give --all, not both" if every else "name the tables to back up, or give --all"
         )
     if full_if_needed and not incremental:
-        raise click.UsageError("--full-if-needed needs --incremental")
+        raise click.UsageError("--full-if-needed needs --incremental; add it")
     refuse_both(follow, as_json)
     started = time.monotonic()
     with Following(follow) as following, tablets_progress() as progress:
@@ -298,7 +298,7 @@ def prune(
     from stele.backup import prune_async
 
     if keep is None and keep_days is None and keep_full is None:
-        raise click.UsageError("say what to keep: --keep, --keep-days, --keep-full")
+        raise click.UsageError("say what to keep: add --keep, --keep-days or --keep-full")
 
     def run(*, dry: bool) -> Pruned:
         return asyncio.run(

@@ -272,11 +272,11 @@ def _check_header(path: str, reader: pa_csv.CSVStreamingReader, schema: Schema) 
     try:
         unknown = [name for name in reader.schema.names if name not in schema.by_name]
     except UnicodeDecodeError as exc:
-        raise Rejected(f"{path}: line 1, which is the header, is not UTF-8") from exc
+        raise Rejected(f"{path}: line 1, which is the header, is not UTF-8; save the file as UTF-8") from exc
     if twice := [name for name, count in Counter(reader.schema.names).items() if count > 1]:
         raise Rejected(
             f"{path}: column{'s' if len(twice) > 1 else ''} {', '.join(map(repr, twice))} "
-            f"appear{'' if len(twice) > 1 else 's'} twice in line 1, which is the header"
+            f"appear{'' if len(twice) > 1 else 's'} twice in line 1, which is the header; give each column its own name"
         )
     if unknown:
         raise Rejected(

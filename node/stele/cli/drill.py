@@ -105,7 +105,9 @@ def _result(found: Drilled) -> dict[str, Any]:
 @click.command()
 @click.argument("folder")
 @click.argument("backup", required=False)
-@click.option("--key", default="", metavar="TEXT", help="Remove what was begun with this --key instead.")
+@click.option(
+    "--key", default="", metavar="TEXT", help="Remove the backups that were begun with this --key instead."
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @follow_option
 @json_option
@@ -120,7 +122,7 @@ def remove(folder: str, backup: str | None, key: str, yes: bool, follow: bool, a
     from stele.backup.removing import to_remove_async
 
     if bool(backup) == bool(key):
-        raise click.UsageError("name a backup, or give --key")
+        raise click.UsageError("give either BACKUP or --key")
     refuse_both(follow, as_json)
     if not yes and (found := asyncio.run(to_remove_async(folder, backup or "", key=key))):
         each = ", ".join(f"{one.backup_id} ({described(one)})" for one in found)

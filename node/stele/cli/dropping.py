@@ -41,7 +41,7 @@ def drop(name: str, keep_s: float | None, now: bool, yes: bool, masters: str, as
     """
     if now:
         if keep_s is not None:
-            raise click.UsageError("--now and --keep exclude each other")
+            raise click.UsageError("--now and --keep exclude each other; give one of them")
         delete_for_good(name, yes, masters, as_json)
         return
 
@@ -81,7 +81,7 @@ def _asked_to_delete(found: TableInfo | DroppedTable) -> str:
 
 @click.command()
 @click.argument("name", metavar="NAME|ID")
-@click.option("--as", "new_name", metavar="NAME", help="Its new name, if the one that it had is used.")
+@click.option("--as", "new_name", metavar="NAME", help="Its new name, if another table has the old one.")
 @masters_option
 @json_option
 def recall(name: str, new_name: str | None, masters: str, as_json: bool) -> None:

@@ -46,7 +46,7 @@ def follow_option(command: F) -> F:
 def refuse_both(follow: bool, as_json: bool) -> None:
     """Raises UsageError if both forms of JSON are asked for."""
     if follow and as_json:
-        raise click.UsageError("--json and --json-progress exclude each other")
+        raise click.UsageError("--json and --json-progress exclude each other; give one of them")
 
 
 class Following:

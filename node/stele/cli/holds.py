@@ -84,7 +84,7 @@ def holds(name: str, masters: str, timeout_s: float, as_json: bool) -> None:
     type=click.IntRange(BYTES_MIN, BYTES_MAX),
     default=BYTES_DEFAULT,
     show_default=True,
-    help="Break it when it keeps more than this in one replica of a tablet.",
+    help="Break the hold when it keeps more old rows than this in one replica of a tablet.",
 )
 @masters_option
 @timeout_option

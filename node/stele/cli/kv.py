@@ -186,7 +186,7 @@ def _refuse_twice(changed: list[str], conditions: list[str]) -> None:
     for keys, what in ((changed, "to be changed"), (conditions, "as a condition")):
         faults += [f"{key} is named twice {what}" for key, count in Counter(keys).items() if count > 1]
     if faults:
-        raise click.UsageError("; ".join(faults))
+        raise click.UsageError(f"{'; '.join(faults)}; name each key once")
 
 
 @click.command()

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("keyspace")
-@click.option("--ttl", "ttl_s", type=float, default=10.0, show_default=True, help="Its time, in seconds.")
+@click.option(
+    "--ttl",
+    "ttl_s",
+    type=float,
+    default=10.0,
+    show_default=True,
+    help="How long it lives unless it is kept alive, in seconds.",
+)
 @masters_option
 @timeout_option
 @json_option

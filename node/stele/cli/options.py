@@ -169,7 +169,11 @@ def replication_option(default: int | None = 3) -> Callable[[F], F]:
 def lease_option(command: F) -> F:
     """--lease."""
     return click.option(
-        "--lease", type=lease_id, default=None, metavar="ID", help="Remove what is set once this lease ends."
+        "--lease",
+        type=lease_id,
+        default=None,
+        metavar="ID",
+        help="Remove the keys that are set here when this lease ends.",
     )(command)
 
 

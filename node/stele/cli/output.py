@@ -20,7 +20,7 @@ from stele.model.texts import printable
 
 
 def show_json(value: Any, *, one_line: bool = False) -> None:
-    """Print a value as JSON. `one_line`: of a command that prints several, one after another."""
+    """Print a value as JSON. `one_line`: on one line, for a command that prints several values."""
     click.echo(json.dumps(value, indent=None if one_line else 2, default=str))
 
 

@@ -64,7 +64,7 @@ def recover(
     Example: stele tablet recover 9a2e41c0
     """
     if bool(tablet) + bool(table) + all_lost != 1:
-        raise click.UsageError("name a TABLET, or --table, or --all-lost")
+        raise click.UsageError("give exactly one of TABLET, --table and --all-lost")
 
     async def work(client: AsyncClient) -> None:
         from stele.client.recovery import recover as ask

@@ -109,7 +109,7 @@ def restore(
     refuse_both(follow, as_json)
     names = table_names(tables)
     if at and backup:
-        raise click.UsageError("BACKUP and --at exclude each other")
+        raise click.UsageError("BACKUP and --at exclude each other; give one of them")
     parts = _parts(hashes, ranges, like)
     started = time.monotonic()
     with Following(follow) as following, rows_progress() as progress:
@@ -261,7 +261,7 @@ def _parts(hashes: tuple[str, ...], ranges: tuple[str, ...], like: str | None) -
     from stele.model.partitioning import HashPartitioning, by_names
 
     if (hashes or ranges) and like:
-        raise click.UsageError("--partitioning excludes --hash and --range")
+        raise click.UsageError("--partitioning excludes --hash and --range; leave it out, or leave these out")
     if like:
         given = table_from_file(like)
         return _Parts(list(by_names(given.partitioning, given.schema)))

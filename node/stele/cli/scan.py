@@ -107,10 +107,10 @@ def scan(
     from stele.model.where import parse_where
 
     if as_json and form not in (None, "json") and not output:
-        raise click.UsageError(f"--json and --format {form} exclude each other")
+        raise click.UsageError(f"--json and --format {form} exclude each other; give one of them")
     form = form or ("json" if as_json and not output else _form_of(output))
     if output and only_count:
-        raise click.UsageError("--count prints a number and cannot be used with --output")
+        raise click.UsageError("--count prints a number and cannot be used with --output; give one of them")
     if output and form == "table":
         raise click.UsageError(
             "--output expects .csv, .json, .arrow or .parquet; for another suffix add --format"

@@ -174,8 +174,8 @@ def hash_options(hashes: Sequence[str], known: set[str], faults: list[str]) -> l
         if not names or not buckets.isdecimal():
             faults.append(f"--hash {text}: expected NAME,...:BUCKETS, like id:8")
             continue
-        if unknown := [one for one in names.split(",") if one not in known]:
-            faults.append(f"--hash {text}: no column {', '.join(map(repr, unknown))}")
+        for unknown in (one for one in names.split(",") if one not in known):
+            faults.append(f"--hash {text}: {_no_column(unknown, sorted(known))}")
         if int(buckets) < 2:
             faults.append(f"--hash {text}: {buckets} buckets; expected 2 or more")
         parts.append({"columns": names.split(","), "buckets": int(buckets)})
@@ -242,7 +242,7 @@ def _names(entries: Sequence[Entry], known: Known) -> list[str]:
         if name and known and name not in known:
             entry.fault(_no_column(name, known))
         elif name in found:
-            entry.fault(f"column {name!r} is named twice")
+            entry.fault(f"column {name!r} is named twice; name it once")
         elif name:
             found.append(name)
     return found

@@ -102,7 +102,7 @@ def opened(paths: Sequence[str], form: str, *, again: bool) -> Iterator[list[Inp
         Rejected: an unknown suffix, no such file, standard input given twice, or gzip on standard input.
     """
     if paths.count(STANDARD_INPUT) > 1:
-        raise Rejected("standard input (-) is named twice")
+        raise Rejected("standard input (-) is named twice; name it once")
     if STANDARD_INPUT in paths and _begins_as_gzip(sys.stdin.buffer):
         raise Rejected("standard input is gzip; unpack it first: zcat FILE | stele table load TABLE -")
     inputs = [Input.of(path, form) for path in paths]

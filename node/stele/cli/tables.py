@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="list")
-@click.option("--dropped", is_flag=True, help="Those that were dropped and can be recalled.")
+@click.option("--dropped", is_flag=True, help="List those that were dropped and can be recalled.")
 @masters_option
 @json_option
 def list_tables(dropped: bool, masters: str, as_json: bool) -> None:

@@ -29,7 +29,7 @@ def table_names(given: tuple[str, ...]) -> dict[str, str]:
         if not name or (separator and not other):
             raise click.UsageError(f"--table {text}: expected NAME, or NAME=OTHER")
         if name in found:
-            raise click.UsageError(f"--table {name} is given twice")
+            raise click.UsageError(f"--table {name} is given twice; give it once")
         found[name] = other or name
     return found
 
@@ -81,7 +81,7 @@ def verify(
 
     names = table_names(tables)
     if not compare and (renamed := [text for text in tables if "=" in text]):
-        raise click.UsageError(f"--table {renamed[0]} names another table; that needs --compare")
+        raise click.UsageError(f"--table {renamed[0]} names another table to compare with; add --compare")
     workers = workers_for(masters)
     with rows_progress() as progress:
         shown: dict[str, Any] = {}

@@ -66,7 +66,12 @@ def _override_option(command: F) -> F:
 def _kept(command: F) -> F:
     """The arguments of commands that set a wanted state for a time: `park`, `fence`."""
     long = click.option(
-        "--for", "for_s", metavar="TIME", callback=seconds_of, required=True, help="90s, 30m, 2h, 1d."
+        "--for",
+        "for_s",
+        metavar="TIME",
+        callback=seconds_of,
+        required=True,
+        help="For how long: 90s, 30m, 2h, 1d.",
     )
     return _node_argument(long(_reason_option(_override_option(masters_option(json_option(command))))))
 

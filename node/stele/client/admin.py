@@ -91,7 +91,8 @@ async def form_masters(addresses: Sequence[str], *, cluster_id: str = "") -> tup
                 cluster_id = id_from_pb(status.cluster_id)
             if id_from_pb(status.cluster_id) != cluster_id:
                 raise Rejected(
-                    f"{address} belongs to cluster {id_from_pb(status.cluster_id)[:8]}; expected {cluster_id[:8]}",
+                    f"{address} belongs to cluster {id_from_pb(status.cluster_id)[:8]}; expected "
+                    f"{cluster_id[:8]}; give the addresses of one cluster's masters",
                     code=Code.WRONG_CLUSTER,
                 )
             if pool.identity.fork_id != status.fork_id:
@@ -102,7 +103,9 @@ async def form_masters(addresses: Sequence[str], *, cluster_id: str = "") -> tup
                     code=Code.WRONG_CLUSTER,
                 )
             if status.role != "master":
-                raise Rejected(f"{address} is not a master but a {status.role or 'process'}")
+                raise Rejected(
+                    f"{address} is not a master but a {status.role or 'process'}; give addresses of masters only"
+                )
             if not status.format_id:
                 raise Retryable(
                     f"master {address} has not formatted its volume: it waits for the other first masters; "

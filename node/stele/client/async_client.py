@@ -389,12 +389,13 @@ class AsyncClient:
         if self.identity.cluster_id not in (NO_CLUSTER, plan.cluster_id):
             raise Rejected(
                 f"table {plan.info.name} is in cluster {plan.cluster_id[:8]}, "
-                f"but this client is connected to {self.identity.cluster_id[:8]}",
+                f"but this client is connected to {self.identity.cluster_id[:8]}; use a client of the plan's cluster",
                 code=Code.WRONG_CLUSTER,
             )
         if None not in (plan.fork_id, self.identity.fork_id) and plan.fork_id != self.identity.fork_id:
             raise Rejected(
-                f"table {plan.info.name} is in another copy of cluster {plan.cluster_id[:8]} than this client",
+                f"table {plan.info.name} is in another copy of cluster {plan.cluster_id[:8]} than this client; "
+                "use a client of the plan's copy",
                 code=Code.WRONG_CLUSTER,
             )
         fork_id = self.identity.fork_id if plan.fork_id is None else plan.fork_id

@@ -196,7 +196,7 @@ class Batcher:
         self._look_quiet()
 
     def _ended(self, ordinal: int) -> None:
-        """A tablet's block is no longer in flight."""
+        """Note that a tablet's block is no longer in flight."""
         del self._leaving[ordinal]
         self._writes.pop(ordinal, None)
         if ordinal in self.in_force.dropped:
@@ -298,7 +298,7 @@ class Batcher:
             self._answered(ordinal, exc)
 
     def _answered(self, ordinal: int, end: WriteResponse | BaseException) -> None:
-        """A tablet's block has ended."""
+        """Handle the answer or the error of a tablet's block."""
         part = self._leaving[ordinal]
         try:
             if not isinstance(end, BaseException):

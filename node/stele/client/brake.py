@@ -32,7 +32,8 @@ class Brake:
         self._timer: asyncio.TimerHandle | None = None
 
     def refused(self, error: SteleError) -> None:
-        """The node answered THROTTLED. Of answers during the wait, only the longest hint counts."""
+        """Note that the node answered THROTTLED. Of several answers during the wait, only the longest hint
+        counts."""
         now_s = asyncio.get_running_loop().time()
         hint_s = error.retry_after_ms / 1_000
         if now_s >= self._until_s:
@@ -62,7 +63,7 @@ class Brake:
             raise
 
     def end(self, size: int, code: Code | None) -> None:
-        """A request that began has ended with `code`; None: its caller left.
+        """Note that a request which began has ended with `code`; None: its caller left.
 
         If the node neither accepted it nor answered THROTTLED, the node may be gone. Then nobody waits for a
         turn there any more."""

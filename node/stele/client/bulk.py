@@ -210,7 +210,7 @@ class BulkWriter:
         block = Block(int(self._schema.version), ids, batch, None if ops is not None else op, ops)
         if ops is not None:
             if missing := missing_fault(block, self._schema):
-                raise Rejected(f"table {self.result.table}: inserted or upserted rows: {missing}")
+                raise Rejected(f"table {self.result.table}: rows to insert or upsert: {missing}")
             batch = pa.record_batch([*batch.columns, pa.array(ops)], schema=batch.schema.append(_OP))
         faults = row_faults(block, self._schema, refused)
         errors = self._placed(faults, batch, positions)

@@ -53,7 +53,7 @@ class ReplicaCopy:
         what = "key" if c.index else "row"
         mine = f"{plural(c.rows, what)} with checksum {c.checksum:016x}"
         if c.equal:
-            return f"{me} held the {what}s of {other} when compared {ago}: {mine}"
+            return f"{me} held the same {what}s as {other} when compared {ago}: {mine}"
         its = f"{c.other_rows:,} with {c.other_checksum:016x}"
         return f"{me} DIFFERS from {other}, found {ago}: {mine}, there {its}; {self.advice}"
 

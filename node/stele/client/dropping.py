@@ -117,7 +117,7 @@ async def recall(ask: Ask, name: str, new_name: str | None, timeout_s: float) ->
 
 
 async def dropped(ask: Ask) -> list[DroppedTable]:
-    """All tables that can be recalled, by name, the newest first."""
+    """Return all tables that can be recalled, by name; of the same name, the newest first."""
     answer = await ask("ListTables", master_pb2.ListTablesRequest(include_removed=True))
     found = [_from_pb(pb) for pb in answer.tables if pb.state == "DROPPED"]
     return sorted(found, key=lambda t: (t.name, -t.dropped.timestamp(), t.table_id))
@@ -128,7 +128,7 @@ async def keep_dropped_s(masters: Masters) -> float:
     answer = await masters.call("ListTables", master_pb2.ListTablesRequest())
     if not answer.keep_dropped_ms:
         raise Rejected(
-            "the leading master is of release 0.1, which keeps no dropped tables",
+            "the leading master is of release 0.1, which keeps no dropped tables; upgrade all masters first",
             code=Code.UNSUPPORTED_VERSION,
         )
     return float(answer.keep_dropped_ms / 1000)

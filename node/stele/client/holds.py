@@ -92,7 +92,9 @@ class TableHolds:
         its = None if tablets is None else set(arguments.names(tablets, "tablets"))
         places = self._places(its)
         if not places:
-            raise Rejected(f"table {self._locations.info.name}: none of these tablets is part of it now")
+            raise Rejected(
+                f"table {self._locations.info.name}: none of these tablets is part of it now; leave out `tablets` to hold all"
+            )
         found, failures = await self._order(request, places, timeout_s)
         if failures:
             error = failures[0]
@@ -104,7 +106,9 @@ class TableHolds:
             raise self._failed(name, "taken", error, len(failures), len(found))
         merged = self._merged(found)
         if name not in merged:
-            raise Rejected(f"table {self._locations.info.name}: the ranges to hold were dropped meanwhile")
+            raise Rejected(
+                f"table {self._locations.info.name}: the ranges to hold were dropped meanwhile; take a hold on what is left"
+            )
         return merged[name]
 
     async def renew(self, hold: Any, expires_in_s: Any, since: Any, timeout_s: float) -> TableHold:

@@ -383,7 +383,9 @@ def _raw(given: ValuesByKey, what: str) -> dict[bytes, bytes | None]:
     for key, value in given.items():
         raw = arguments.raw(key, "key")
         if raw in found:
-            raise Rejected(f"{what}: key {_shown_key(raw)} is given twice, as bytes and as text")
+            raise Rejected(
+                f"{what}: key {_shown_key(raw)} is given twice, as bytes and as text; give it once"
+            )
         found[raw] = None if value is None else arguments.raw(value, "value")
     return found
 

@@ -59,7 +59,8 @@ class LeaderSearch:
         self._search: asyncio.Task[None] | None = None
 
     def begin(self, target: ReplicaPlace, stream: NodeStream, request: tserver_pb2.ClientRequest) -> int:
-        """A request is about to be sent. Returns a number to pass to `end` when it no longer waits."""
+        """Note that a request is about to be sent. Returns a number to pass to `end` when the request no
+        longer waits."""
         self._next += 1
         self._attempts[self._next] = _Attempt(self._loop.time(), target, stream, request)
         if self._timer is None and self._search is None:
@@ -67,7 +68,7 @@ class LeaderSearch:
         return self._next
 
     def end(self, number: int) -> None:
-        """The request was answered, or failed."""
+        """Note that the request was answered, or failed."""
         del self._attempts[number]
 
     def _look(self) -> None:
@@ -108,7 +109,8 @@ class LeaderSearch:
 
 
 async def find_leader(pool: ChannelPool, place: TabletPlace) -> tuple[int, str]:
-    """(term, node id of its leader) of the newest term that any replica reports; "" if it has no leader.
+    """Return (term, node id of its leader) of the newest term that any replica reports; "" if the term has no
+    leader.
 
     Waits a second at most, and only _GRACE_S once a leader was named."""
     asking = {asyncio.ensure_future(_named_by(pool, replica, place.tablet_id)) for replica in place.replicas}
@@ -135,7 +137,8 @@ async def find_leader(pool: ChannelPool, place: TabletPlace) -> tuple[int, str]:
 
 
 async def _named_by(pool: ChannelPool, replica: ReplicaPlace, tablet_id: str) -> tuple[int, str]:
-    """(term, node id of its leader or "") according to this replica; zero if it does not answer."""
+    """Return (term, node id of its leader or "") according to this replica; term 0 if the replica does not
+    answer."""
     request = consensus_pb2.GetConsensusStateRequest(tablet_ids=[id_to_pb(tablet_id)])
     try:
         answer = await pool.unary(

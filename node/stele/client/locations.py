@@ -241,7 +241,7 @@ class Locations:
         await asyncio.wait([asking], timeout=timeout_s)
         if not asking.done():
             raise Retryable(
-                f"the masters did not say within {timeout_s:.1f} s where the tablets of {self.info.name} are",
+                f"the masters did not say within {timeout_s:.1f} s where the tablets of {self.info.name} are; try again",
                 code=Code.TIMED_OUT,
             )
         if asking.cancelled():
@@ -377,7 +377,7 @@ class Locations:
         if not self.complete:
             raise Retryable(
                 f"table {self.info.name}: only {len(self.tablets)} of {self.info.partition_schema.tablets} "
-                "tablets exist so far",
+                "tablets exist so far; the others are being made: try again",
                 code=Code.NOT_READY,
             )
         try:

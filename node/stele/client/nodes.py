@@ -421,7 +421,8 @@ def node_called(given: str, nodes: Sequence[master_pb2.NodeViewPB]) -> master_pb
     ]
     if not found:
         names = [node.name or id_from_pb(node.node_id) for node in nodes]
-        raise Rejected(f"no node is called {given!r}{did_you_mean(given, names)}", code=Code.NOT_FOUND)
+        hint = did_you_mean(given, names) or "; `stele node list` shows all"
+        raise Rejected(f"no node is called {given!r}{hint}", code=Code.NOT_FOUND)
     if len(found) > 1:
         raise Rejected(f"{len(found)} nodes are called {given!r}; use the whole id of one")
     return found[0]

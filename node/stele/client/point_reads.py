@@ -144,7 +144,7 @@ class PointReads:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def get(self, key: Key, column_ids: ColumnIds) -> Row:
-        """The present row with this key; None if there is none. `column_ids`: () for all.
+        """Read the present row with this key; None if there is none. `column_ids`: () for all.
 
         Raises:
             Rejected: the key does not fit. SteleError: no leader answered in time.
@@ -152,7 +152,8 @@ class PointReads:
         return await self._ask(key, column_ids)
 
     async def get_many(self, keys: Iterable[Key], column_ids: ColumnIds) -> list[Row]:
-        """The rows with these keys, in their order. Raises what `get` raises, for the first key that fails."""
+        """Read the rows with these keys, in their order. Raises what `get` raises, for the first key that
+        fails."""
         found: list[Row] = []
         window: list[asyncio.Future[Row]] = []
         every = iter(keys)
@@ -211,7 +212,7 @@ class PointReads:
             self._gate = asyncio.get_running_loop().call_later(GATE_S, self._begin_round)
 
     def _ended(self, ordinal: int) -> None:
-        """A tablet's request is no longer under way."""
+        """Note that a tablet's request is no longer under way."""
         self._busy.discard(ordinal)
         waiting = self._waiting.get(ordinal)
         if waiting and (waiting[0].full or waiting[0].alone):

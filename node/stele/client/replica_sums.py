@@ -49,7 +49,7 @@ class TabletSums:
 
     @property
     def rows(self) -> int:
-        """Its rows, by the first replica that answered."""
+        """The number of its rows, by the first replica that answered."""
         return next((each.rows for each in self.replicas if not each.error), 0)
 
     @property

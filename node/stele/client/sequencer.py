@@ -43,7 +43,7 @@ class Sequencer:
         return self.client_id, self.made_us, sequence
 
     def finish(self, sequence: int) -> None:
-        """This write will not be sent again."""
+        """Note that this write will not be sent again."""
         self._unfinished.pop(sequence, None)
 
     def lowest_unfinished(self) -> int:

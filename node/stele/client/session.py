@@ -319,7 +319,8 @@ def _not_sent(failure: BaseException) -> tuple[Code, str]:
 def _runs(
     rows: list[tuple[RowOp, Mapping[str, Any]]],
 ) -> list[list[tuple[RowOp, Mapping[str, Any]]]]:
-    """Neighbouring rows that one block can carry: of one operation, and for updates of the same columns."""
+    """Group neighbouring rows that one block can carry: those of one operation; updates only with the same
+    columns."""
     runs: list[list[tuple[RowOp, Mapping[str, Any]]]] = []
     shape: object = None
     for op, row in rows:

@@ -135,7 +135,8 @@ class _Call:
         return node_id, max(alive, key=lambda s: s.replica_id, default=None)
 
     async def move(self, leader: str, target: str, reason: str, deadline: float) -> str:
-        """Order the leader to hand over, and again while another one leads. Returns the node that leads then."""
+        """Order the leader to hand over, and repeat the order while another node leads. Returns the node that
+        leads in the end."""
         first = leader
         while True:
             request = consensus_pb2.LeaderStepDownRequest(

@@ -33,7 +33,7 @@ _SEARCHES_MAX = 16
 _ATTEMPT_BITS = 24
 """The low bits of a watch's number count its attempts."""
 _EARLY_S = 0.001
-"""Loops count milliseconds, so a timer may fire this much early."""
+"""A timer may fire this much early, because event loops round to milliseconds."""
 
 Response = tserver_pb2.ClientResponse
 Ended = Callable[[Response | SteleError], None]
@@ -50,7 +50,7 @@ class GivenUp(Retryable):
 
 
 class Watching(Protocol):
-    """Who watches keys. Neither method may raise."""
+    """A watch of keys, as its stream sees it. Neither method may raise."""
 
     def pushed(self, push: tserver_pb2.KvPushPB) -> bool:
         """A node has pushed something for one of its attempts. Returns whether more is wanted under that number."""
@@ -241,7 +241,7 @@ class NodeStream:
         self._waiting.pop(request_id, None)
 
     def watches(self, number: int) -> None:
-        """A request to watch is about to be sent here, under this number."""
+        """Record that a request to watch is about to be sent here, under this number."""
         self.watched[number >> _ATTEMPT_BITS] = number
 
     def stop_watch(self, number: int) -> None:

@@ -280,4 +280,4 @@ class AsyncWatch:
 
 
 _ELSEWHERE = (Code.TABLET_DELETED, Code.NOT_FOUND, Code.WRONG_NODE, Code.STALE_INCARNATION)
-"""A node refuses the tablet. The masters know where it is now, or that it is gone."""
+"""Codes of a node that refuses the tablet. The masters know where the tablet is now, or that it is gone."""

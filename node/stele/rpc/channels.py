@@ -148,7 +148,8 @@ class ChannelPool:
                     stub = await self.stub(address, stub_class)
             except TimeoutError:
                 raise Retryable(
-                    f"{address}: the name lookup did not end within {timeout_s:.1f} s", code=Code.TIMED_OUT
+                    f"{address}: the name lookup did not end within {timeout_s:.1f} s; check this machine's DNS",
+                    code=Code.TIMED_OUT,
                 ) from None
             timeout_s = max(0.0, timeout_s - (asyncio.get_running_loop().time() - began))
         channel = self._channels.get(address)
@@ -164,7 +165,9 @@ class ChannelPool:
                 raise
             self._ensure_open()
             # Nobody cancelled this call: another call failed, and the channel was closed under it.
-            raise Retryable(f"{address}: the connection was dropped", code=Code.UNAVAILABLE) from None
+            raise Retryable(
+                f"{address}: the connection was dropped; send the request again", code=Code.UNAVAILABLE
+            ) from None
         except grpc.RpcError as exc:
             self._ensure_open()
             raise self._failed(address, channel, exc) from exc

@@ -72,7 +72,7 @@ class Sink(Protocol):
 
     @property
     def full(self) -> bool:
-        """Whether too much of what was sent before still waits."""
+        """Whether too many pushed bytes still wait to be sent."""
 
     @property
     def ended(self) -> bool:
@@ -332,7 +332,7 @@ class _Stream:
 
     @property
     def full(self) -> bool:
-        """Whether too much of what was sent before still waits."""
+        """Whether too many pushed bytes still wait to be sent."""
         return self._connection.full or self._pushed_bytes >= PUSHED_BYTES_MAX
 
     @property
@@ -455,12 +455,15 @@ def _decode(raw: bytes) -> Sequence[tserver_pb2.ClientRequest]:
     try:
         request = tserver_pb2.ClientRequest.FromString(raw)
     except DecodeError:
-        raise Rejected(f"the frame of {len(raw)} bytes is not a client request") from None
+        raise Rejected(
+            f"the frame of {len(raw)} bytes is not a client request; the sender is not a Stele client"
+        ) from None
     if not request.HasField("many"):
         return (request,)
     requests = request.many.requests
     if len(requests) > REQUESTS_MAX:
         raise Rejected(
-            f"the frame has {len(requests)} requests; at most {REQUESTS_MAX} are allowed", code=Code.TOO_LARGE
+            f"the frame has {len(requests)} requests; at most {REQUESTS_MAX} are allowed; send several frames",
+            code=Code.TOO_LARGE,
         )
     return requests

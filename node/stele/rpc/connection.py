@@ -203,9 +203,10 @@ class FramedConnection(asyncio.Protocol):
             transport.pause_reading()
 
     def watch(self) -> None:
-        """End the connection if the other end stays silent although asked.
+        """From now on, end the connection if the other end does not answer a ping.
 
-        A stopped process keeps its connections, and its kernel answers for it."""
+        Without this a stopped process would keep its connections, because its kernel acknowledges bytes for
+        it."""
         self._heard = self._ticked = self._loop.time()
         assert self._transport is not None
         _end_when_unacknowledged(self._transport.get_extra_info("socket"))

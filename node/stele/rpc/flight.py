@@ -312,7 +312,7 @@ class _Batches(Iterator[Rows]):
             )
 
     def _stall(self, after_s: float) -> None:
-        """The reader has left the last batch waiting for `after_s`. Called by another thread."""
+        """End the stream if its reader has taken nothing for `after_s`. Called by another thread."""
         with self._lock:
             if self._making or not self._open:
                 return

@@ -97,7 +97,7 @@ class FlightConnections:
         raise Closed()
 
     def heard(self, address: str, client: Any) -> None:
-        """Something was received on this connection."""
+        """Note that something was received on this connection."""
         with self._lock:
             found = self._connections.get(address)
             if found is not None and found.client is client:

@@ -277,7 +277,7 @@ def check(identity: Identity, book: PeerBook, caller: Caller, *, earlier_too: bo
     if caller.from_incarnation < seen and not earlier_too:
         raise Rejected(
             f"node {caller.from_node[:8]} speaks as incarnation {caller.from_incarnation}, but {seen} was "
-            "already seen; a later start of it is running",
+            "already seen; a later start of it is running: stop the earlier one",
             code=Code.STALE_INCARNATION,
         )
     book.observe(caller.from_node, caller.from_incarnation, caller.from_address)

@@ -52,7 +52,9 @@ class PeerInbound:
         caller = caller_from_hello(request.hello)
         check(identity, self._transport.book, caller)
         if not caller.from_node or caller.channel not in (CONTROL, BULK):
-            raise Rejected(f"the hello names no node, or the unknown channel {caller.channel[:20]!r}")
+            raise Rejected(
+                f"the hello names no node, or the unknown channel {caller.channel[:20]!r}; upgrade the older side"
+            )
         node_id, channel = NodeId(caller.from_node), caller.channel
         self._listener.forget(self._keys.pop((node_id, channel), b""))
         key = self._listener.expect(lambda connection: self._begin(connection, node_id, channel), peer=True)
@@ -139,7 +141,9 @@ class _Stream:
                 try:
                     self._messages = iter(consensus_pb2.PeerFrame.FromString(raw).messages)
                 except DecodeError:
-                    raise Rejected(f"the frame of {size} bytes is not a frame between peers") from None
+                    raise Rejected(
+                        f"the frame of {size} bytes is not a frame between peers; the sender is not a Stele node"
+                    ) from None
                 self._transport.on_heard(node_id)
                 opened += 1  # a frame without messages is work too
             for message in self._messages:

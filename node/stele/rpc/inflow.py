@@ -116,7 +116,8 @@ class InflowWatch:
             os.close(self._statm)
 
     def came(self, peer: str, size_bytes: int) -> None:
-        """A message of this peer (as Flight names it) was complete, and its call has begun. Any thread."""
+        """Note that a message of this peer (as Flight names it) was complete, and its call has begun. Any
+        thread."""
         if self._thread is not None:
             name = _of_flight(peer)
             with self._lock:

@@ -125,7 +125,9 @@ class StreamListener:
             timer.cancel()
         found = self._keys.pop(key, None)
         if found is None or found[1] <= asyncio.get_running_loop().time():
-            raise Rejected("the connection did not begin with a key that this node gave out")
+            raise Rejected(
+                "the connection did not begin with a key that this node gave out; open the stream over gRPC first"
+            )
         self._taken.add(connection)
         found[0](connection)
 
@@ -179,7 +181,9 @@ class _Stranger(asyncio.Protocol):
         size = LENGTH_BYTES + KEY_BYTES
         if head[:LENGTH_BYTES] != prefix[: len(head)]:
             self._connection.close(
-                Rejected("the connection did not begin with a key that this node gave out")
+                Rejected(
+                    "the connection did not begin with a key that this node gave out; open the stream over gRPC first"
+                )
             )
         elif len(head) >= size:
             try:

@@ -171,7 +171,7 @@ class Masters:
         worst: SteleError = Retryable("no master answers", code=Code.UNAVAILABLE, advice=Advice.CHECK_MASTERS)
         waiting = await self._addresses()
         if not waiting:
-            raise Retryable("no master address is known", code=Code.UNAVAILABLE)
+            raise Retryable("no master address is known", code=Code.UNAVAILABLE, advice=Advice.CHECK_MASTERS)
         asked: set[str] = set()
         said: dict[str, str] = {}
         strangers: list[SteleError] = []

@@ -63,7 +63,7 @@ class Places:
         return None
 
     def left(self, place: Place) -> None:
-        """The stream of this place has ended."""
+        """Note that the stream of this place has ended."""
         with self._lock:
             if self._taken.pop(place, place) is None:
                 self._of[place.source] -= 1

@@ -51,7 +51,7 @@ class Watchdog:
         return watched
 
     def forget(self, watched: Watched) -> None:
-        """The stream has ended."""
+        """Watch the stream no longer, because it has ended."""
         with self._lock:
             self._watched.pop(id(watched), None)
 
