@@ -109,12 +109,13 @@ class Large:
         _line("... a node's own memory, at most; with the files that it maps", memory)
         raw = self._count * rows.ROW_BYTES
         _line(
-            "... bytes on a node's disk to bytes of the rows, right behind it", f"{self._on_disk() / raw:.2f}"
+            "... bytes on a node's disk to bytes of the rows, right after the load",
+            f"{self._on_disk() / raw:.2f}",
         )
         started = time.perf_counter()
         found = await table.scan(rows.NARROW).count()
         assert found == self._count
-        _line("count of all rows, right behind the load", milliseconds(time.perf_counter() - started))
+        _line("count of all rows, right after the load", milliseconds(time.perf_counter() - started))
 
     async def _watch(self) -> None:
         while True:

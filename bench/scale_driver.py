@@ -80,7 +80,7 @@ def _state(health: TableHealth) -> tuple[bool, bool]:
 
 
 def observed(catalog: Catalog) -> Observation:
-    """What the health of tablets depends on."""
+    """Return an observation of the cluster, from which the health of its tablets is judged."""
     cluster = parse_cluster(_CLUSTER)
     assert cluster.spec is not None, cluster.faults
     return Observation(now_s=time.time(), cluster=cluster, default_image="", identity=None, catalog=catalog)

@@ -187,7 +187,7 @@ def choose(folder: Folder, called: str | None, tables: Collection[str] = ()) -> 
             if called is not None or not older:
                 raise
             raise Rejected(
-                f"{exc.args[0]}. It is the newest one; {older[0].backup_id} has the table: name it",
+                f"{exc.args[0]}. It is the newest backup; name {older[0].backup_id}, which has the table",
                 code=exc.code,
             ) from None
     return backup.manifest

@@ -220,7 +220,7 @@ class Folder:
                 code=Code.DISK_FULL,
             )
         if isinstance(exc, FileNotFoundError):
-            return Rejected(f"{where}: there is no such file or folder", code=Code.NOT_FOUND)
+            return Rejected(f"{where}: there is no such file or folder; check its path", code=Code.NOT_FOUND)
         if isinstance(exc, FileExistsError):
             return Rejected(f"{where} exists already", code=Code.ALREADY_PRESENT)
         if number in _NOT_ALLOWED:

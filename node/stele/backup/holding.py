@@ -25,7 +25,7 @@ _AGAIN_S = 15.0
 
 
 def hold_of(backup_id: str) -> str:
-    """The name of the hold on history while this backup is written."""
+    """Return the name of the hold that keeps the history while this backup is written."""
     return f"backup-{backup_id}"
 
 

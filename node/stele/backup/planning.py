@@ -87,7 +87,7 @@ def plan_of(
 
 
 class _Harmless(dict[int, str]):
-    """Maps characters of a table's name to those of a folder's."""
+    """Maps each character of a table's name to one that is safe in a folder's name."""
 
     def __missing__(self, key: int) -> str:
         character = chr(key)

@@ -44,7 +44,7 @@ async def remove_async(
 
 
 async def to_remove_async(folder: Location, backup: str = "", *, key: str = "") -> list[Backup]:
-    """What `remove_async` would remove now. Changes nothing. Raises as it does."""
+    """Return what `remove_async` would remove now. Changes nothing. Raises what `remove_async` raises."""
     place = await in_thread(Folder.at, folder)
     if key and not await in_thread(place.is_there):
         return []

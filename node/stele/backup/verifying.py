@@ -41,8 +41,9 @@ def no_rows(table: str, rows: int) -> None:
 class TableReport:
     """What was found of one table. `faults`: empty if all is well. `compared`: with which table and when, in words.
 
-    `differences`: how the table differs from the backup. `checksum`: over all values of all rows, None if it was not asked for. `rows` and `checksum` are of the files; of an incremental backup, of
-    the rows that it gives with those that it builds on."""
+    `differences`: how the table differs from the backup. `checksum`: over all values of all rows, None if it
+    was not asked for. `rows` and `checksum` describe the rows in the files. For an incremental backup these
+    are the rows of its whole chain."""
 
     table: str
     rows: int = 0

@@ -69,7 +69,7 @@ class Lines:
         self._rows_read += rows
 
     def skip(self, row: pa_csv.InvalidRow) -> str:
-        """Called by Arrow for a line with a wrong number of values."""
+        """Record a line with a wrong number of values. Called by Arrow."""
         self._unread.append(row.number)
         self.errors.append((row.number, f"{row.actual_columns} values; expected {row.expected_columns}"))
         return "skip"

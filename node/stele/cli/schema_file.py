@@ -277,7 +277,7 @@ def _history_s(entry: Entry) -> float | None:
 
 
 def _checked_for_the_operator(given: dict[str, Entry]) -> tuple[str, ...]:
-    """Fields for the operator alone: not used here, but checked as Kubernetes checks them."""
+    """Check the fields for the operator alone as Kubernetes checks them. They are not used here."""
     if "clusterRef" in given:
         cluster = given["clusterRef"].mapping(("name",), required=("name",))
         if "name" in cluster:

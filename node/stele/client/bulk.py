@@ -46,8 +46,8 @@ _ABANDONED = Retryable(
 )
 
 Piece = tuple[pa.RecordBatch, npt.NDArray[np.int64]]
-"""Rows of one tablet, and their positions in the whole input. If each row has an operation of its own, that is the last
-column."""
+"""Rows of one tablet, and their positions in the whole input. If each row has its own operation, the last
+column has the operations."""
 Ops = npt.NDArray[np.uint8]
 Refusal = Callable[[pa.RecordBatch, list[RowError]], None]
 _OP = pa.field("\0op", pa.uint8(), nullable=False)

@@ -60,7 +60,7 @@ def _taken_in_parts(table: pa.Table, order: npt.NDArray[np.uint64]) -> Iterator[
 
 
 def key_bound(bound: Any, schema: Schema, what: str) -> bytes:
-    """Encoded bytes of a bound of a key range: values of the first key columns, in order or by name.
+    """Encode a bound of a key range: values of the first key columns, in order or by name.
 
     A value of only the first key column may be bare.
 

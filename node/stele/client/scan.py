@@ -125,8 +125,8 @@ class AsyncScanner:
                 yield batch
 
     async def _plan_again(self, error: Rejected) -> None:
-        """Take a plan with the table's present columns, after a node refused the scan. Raises `error` if that is
-        not why."""
+        """Plan again after a node refused the scan because columns or ranges have changed. Raises `error` if
+        they are not the cause."""
         if error.code is Code.TABLET_DELETED and self._tablets is not None:
             await self._take_ranges(gone=True)
             return

@@ -109,7 +109,7 @@ class _Call:
         await self._masters.call("KeepLeader", request)
 
     async def leader(self, deadline: float) -> str:
-        """The node that leads, by its own word, in the newest term that any replica names."""
+        """Return the node that says it leads in the newest term that any replica reports."""
         while True:
             peers = [id_from_pb(p.node_id) for p in self._tablet.committed_config.peers]
             told = await asyncio.gather(*(self._ask(n) for n in peers if n in self._known))

@@ -53,7 +53,8 @@ class Watching(Protocol):
     """A watch of keys, as its stream sees it. Neither method may raise."""
 
     def pushed(self, push: tserver_pb2.KvPushPB) -> bool:
-        """A node has pushed something for one of its attempts. Returns whether more is wanted under that number."""
+        """Take what a node has pushed for one attempt of this watch. Returns whether more is wanted under the
+        attempt's number."""
 
     def broken(self, number: int, error: SteleError) -> None:
         """The stream of this attempt has ended."""

@@ -170,7 +170,7 @@ class AsyncWatch:
     # --- Watching
 
     def pushed(self, push: tserver_pb2.KvPushPB) -> bool:
-        """A node has pushed something. Returns whether this watch wants more of it."""
+        """Take what a node has pushed. Returns whether this watch wants more from this attempt."""
         if self._begins:
             self._early.append(push)
             return True
@@ -197,7 +197,7 @@ class AsyncWatch:
         return self._runs != 0
 
     def broken(self, number: int, error: SteleError) -> None:
-        """The attempt of this number has ended."""
+        """Note that the stream of this attempt has ended."""
         if self._begins:
             self._broke[number] = error
         elif number == self._runs:

@@ -60,8 +60,8 @@ class FlightConnections:
         self.watchdog = Watchdog()
 
     def get(self, address: str) -> Any:
-        """A connection to `address`; shared if one received something lately. Fails at once if nobody
-        listens.
+        """Return a connection to `address`. One that received something lately is shared. Fails at once if
+        nobody listens.
 
         gRPC alone would wait 20 s for a dead machine.
 
