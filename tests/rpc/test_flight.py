@@ -26,6 +26,7 @@ from stele.rpc.flight import FlightServer, from_flight_error
 from stele.rpc.flight_client import FlightConnections, FlightStream
 from stele.rpc.flight_plan import Endpoint, Planned
 from stele.rpc.ticket import CopyTicket, ScanCommand, Ticket, decode_ticket
+from tests.harness import histograms
 
 CLUSTER, TABLET = new_id(), new_id()
 FRAME = 1 << 20
@@ -381,3 +382,44 @@ def test_a_connection_that_something_comes_over_is_shared(monkeypatch: pytest.Mo
     finally:
         connections.close()
         server.close()
+
+
+def test_what_a_scan_takes_is_counted_and_copies_are_not(
+    served: tuple[Provider, fl.FlightClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the first batch it is a scan, later ones are pages, as is the look that finds no more. What the reader takes
+    is not counted."""
+    provider, client = served
+    name = "stele_client_request_seconds"
+    kinds = [("plan", "ok"), ("scan", "ok"), ("page", "ok"), ("scan", "retry"), ("page", "retry")]
+
+    def counts() -> list[float]:
+        return [histograms.here(name, *labels).count for labels in kinds]
+
+    def since(before: list[float]) -> list[float]:
+        return [now - then for now, then in zip(counts(), before)]
+
+    before = counts()
+    client.get_flight_info(fl.FlightDescriptor.for_command(ScanCommand(table="t").encode()))
+    assert client.do_get(ticket()).read_all().num_rows == 30
+    assert client.do_get(fl.Ticket(copy_ticket(0, FRAME).encode())).read_all().num_rows
+    assert since(before) == [1, 1, 3, 0, 0]
+    provider.error = Retryable("later", code=Code.THROTTLED)
+    assert failed(client, ticket()).code is Code.THROTTLED
+    assert failed(client, fl.Ticket(copy_ticket(0, FRAME).encode())).code is Code.THROTTLED
+    provider.fail_at = 0
+    assert failed(client, ticket()).code is Code.THROTTLED
+    provider.fail_at = 2
+    assert failed(client, ticket()).code is Code.THROTTLED
+    assert since(before) == [1, 2, 4, 2, 1]
+
+    slow, times = Event(), histograms.here(name, "scan", "ok")
+    provider.error = None
+
+    def late(told: Ticket) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
+        slow.wait(0.3)
+        return pa.schema([("id", pa.int64())]), [pa.record_batch([[1]], names=["id"])]
+
+    monkeypatch.setattr(provider, "scan", late)
+    client.do_get(ticket()).read_all()
+    assert histograms.here(name, "scan", "ok").since(times).over(0.25) == 1

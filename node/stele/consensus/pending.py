@@ -16,15 +16,16 @@ from stele.tablet.machine import Outcome
 class Pending:
     """A write and the future of its outcome. `timestamp` is 0 until the write is given to the core.
 
-    `rows_only`: the write changes only rows, so it cannot change the outcome of a later write. `early`: a
-    future of its outcome that may end before the write is committed (see early.py). None: its caller did not
-    ask for an early outcome.
+    `came_s`: when it was submitted, by the clock of durations. `rows_only`: the write changes only rows, so
+    it cannot change the outcome of a later write. `early`: a future of its outcome that may end before the
+    write is committed (see early.py). None: its caller did not ask for an early outcome.
     """
 
     payload: bytes
     future: asyncio.Future[Outcome]
     timestamp: int = 0
     opid: OpId | None = None
+    came_s: float = 0.0
     rows_only: bool = False
     early: asyncio.Future[Outcome] | None = None
 

@@ -12,14 +12,18 @@ meanwhile.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 
+from stele import metrics
 from stele.consensus.early import EarlyAnswers
 from stele.consensus.pending import Pending
 from stele.model.entry import ENTRY_COST_BYTES, Entry
 from stele.model.errors import Code, Retryable
 from stele.model.ids import OpId
 from stele.tablet.machine import Outcome
+
+_COMMITTED = metrics.commit_seconds.cell()
 
 
 class Proposals:
@@ -82,6 +86,14 @@ class Proposals:
             del self.in_log[opid.index]
             self.early.ended(opid.index, pending)
             pending.fails(_unknown(opid))
+
+    def committed(self, entries: tuple[Entry, ...]) -> None:
+        """Count how long the committed entries took that were proposed here. What was lost is not there any more."""
+        now_s = time.perf_counter()
+        for entry in entries:
+            pending = self.in_log.get(entry.index)
+            if pending is not None:
+                _COMMITTED.add(now_s - pending.came_s)
 
     def applied(self, entry: Entry, outcome: Outcome) -> None:
         """End the write that was proposed at the entry's index: the entry was applied."""

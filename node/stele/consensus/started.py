@@ -149,6 +149,8 @@ class StartedReplica:
         """Have committed entries applied."""
         if self.writes.ceilings:
             self.writes.ceilings_committed(entries)
+        if self.writes.proposals.in_log:
+            self.writes.proposals.committed(entries)
         self.committed_opid = entries[-1].opid
         self.applier.add(entries)
         if self._standing.state is ReplicaState.CONFIGURING and entries[-1].term == self._standing.term:

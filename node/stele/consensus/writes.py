@@ -9,6 +9,7 @@ Invariant: every write that the core is given has a timestamp at or below a comm
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 
 from stele.consensus.pending import Pending
@@ -112,7 +113,7 @@ class Writes:
             if self.proposals.waiting_bytes > self._options.raft.uncommitted_bytes_max:
                 raise Retryable("too many writes wait for this leader; slow down", code=Code.THROTTLED)
         future: asyncio.Future[Outcome] = self._loop.create_future()
-        pending = Pending(payload, future, rows_only=rows_only, early=early)
+        pending = Pending(payload, future, came_s=time.perf_counter(), rows_only=rows_only, early=early)
         if timestamp is None:
             self.proposals.add(pending)
             self._schedule_pump()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import deque
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -27,7 +28,7 @@ from stele.rpc.arriving import Arriving
 from stele.rpc.budget import REQUEST_BYTES, ByteBudget
 from stele.rpc.channels import MESSAGE_BYTES_MAX
 from stele.rpc.connection import FramedConnection
-from stele.rpc.errors import as_stele_error, error_to_pb
+from stele.rpc.errors import as_stele_error, error_to_pb, outcome_of
 from stele.rpc.frames import REQUESTS_MAX, client_responses
 from stele.rpc.identity import Identity, PeerBook, caller_from_hello, check
 from stele.rpc.listener import StreamListener
@@ -43,6 +44,13 @@ WRITE_DEADLINE_MS = 10_000
 """How long a write waits for its outcome if its client does not say."""
 PUSHED_BYTES_MAX = 1 << 20
 """A stream is full while this many bytes of pushed messages wait to be sent."""
+_KV_KINDS = {
+    tserver_pb2.KV_READ: "kv_read",
+    tserver_pb2.KV_LIST: "kv_read",
+    tserver_pb2.KV_LEASE_KEEP: "kv_lease",
+    tserver_pb2.KV_LEASES: "kv_lease",
+}
+"""Kinds of requests to key spaces, as the time that they take is told. Every other operation is a kv_write."""
 _LOOK_AGAIN_S = 0.02
 """The least time between two checks for writes past their deadline. Callers may hear of it this much late."""
 
@@ -90,6 +98,8 @@ class _Write(NamedTuple):
     deadline_ms: int
     due_s: float
     """When the deadline passes, by the loop's clock."""
+    came_s: float
+    """When it came, by the clock of durations. That of uvloop's loops counts whole milliseconds."""
 
 
 class ClientStreams:
@@ -148,6 +158,7 @@ class _Stream:
         self._share = self._rest = 0
         self._resting = False
         self._written_count = metrics.client_requests.cell("write", "OK")
+        self._written_times = metrics.client_request_seconds.cell("write", "ok")
         self._ready: deque[bytes] = deque()
         self._ready_charged = 0  # bytes of answers and pushed messages that the client does not read yet
         self._pushed_bytes = 0  # of pushed messages in `_ready`
@@ -255,7 +266,9 @@ class _Stream:
             self._put(tserver_pb2.ClientResponse(request_id=request_id, error=error_to_pb(exc)))
 
     async def _respond(self, request: tserver_pb2.ClientRequest, charged_bytes: int) -> None:
+        came_s = time.perf_counter()
         kind = request.WhichOneof("body") or "none"
+        timed = _KV_KINDS.get(request.kv.op, "kv_write") if kind == "kv" else kind
         try:
             if kind == "watch":
                 watch = await self._answers.watch(request.watch, self)
@@ -264,15 +277,20 @@ class _Stream:
                 response = await self._answers.answer(request)
             response.request_id = request.request_id
             metrics.client_requests.cell(kind, "OK")[0] += 1
+            metrics.client_request_seconds.cell(timed, "ok").add(time.perf_counter() - came_s)
         except Exception as exc:  # noqa: BLE001 - the border: foreign errors are logged and sent as INTERNAL
-            response = self._error(request.request_id, kind, exc)
+            response = self._error(request.request_id, kind, exc, came_s, timed)
         finally:
             self._budget.give_back(charged_bytes)
         self._put(response)
 
-    def _error(self, request_id: int, kind: str, exc: Exception) -> tserver_pb2.ClientResponse:
+    def _error(
+        self, request_id: int, kind: str, exc: Exception, came_s: float, timed: str
+    ) -> tserver_pb2.ClientResponse:
         error = as_stele_error(exc, where=f"client stream, {kind}")
         metrics.client_requests.cell(kind, error.code.name)[0] += 1
+        times = metrics.client_request_seconds.cell(timed, outcome_of(error))
+        times.add(time.perf_counter() - came_s)
         if error.code is Code.TOO_LARGE:
             source = self._connection.source
             self._once.tell(
@@ -284,15 +302,16 @@ class _Stream:
 
     def _begin_write(self, request: tserver_pb2.ClientRequest, charged_bytes: int) -> None:
         request_id, body = request.request_id, request.write
+        came_s = time.perf_counter()
         try:
             future = self._answers.begin_write(body)
         except Exception as exc:  # noqa: BLE001 - the border, as above
             self._budget.give_back(charged_bytes)
-            self._put(self._error(request_id, "write", exc))
+            self._put(self._error(request_id, "write", exc, came_s, "write"))
             return
         deadline_ms = body.deadline_ms or WRITE_DEADLINE_MS
         due_s = self._loop.time() + deadline_ms / 1000
-        self._writes[future] = _Write(request_id, charged_bytes, deadline_ms, due_s)
+        self._writes[future] = _Write(request_id, charged_bytes, deadline_ms, due_s, came_s)
         future.add_done_callback(self._end_write)
         if due_s < self._look_s:
             self._look_at(due_s)
@@ -306,8 +325,9 @@ class _Stream:
             written = self._answers.end_write(future.result())
             response = tserver_pb2.ClientResponse(request_id=write.request_id, write=written)
             self._written_count[0] += 1
+            self._written_times.add(time.perf_counter() - write.came_s)
         except Exception as exc:  # noqa: BLE001 - the border, as above
-            response = self._error(write.request_id, "write", exc)
+            response = self._error(write.request_id, "write", exc, write.came_s, "write")
         self._put(response)
 
     def _look_at(self, when_s: float) -> None:
@@ -322,7 +342,8 @@ class _Stream:
         for future, write in [(f, w) for f, w in self._writes.items() if w.due_s <= now_s]:
             del self._writes[future]
             self._budget.give_back(write.charged_bytes)
-            self._put(self._error(write.request_id, "write", no_outcome(write.deadline_ms)))
+            late = no_outcome(write.deadline_ms)
+            self._put(self._error(write.request_id, "write", late, write.came_s, "write"))
         self._look_s = math.inf
         if self._writes:
             next_s = min(write.due_s for write in self._writes.values())

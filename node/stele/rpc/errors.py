@@ -14,7 +14,16 @@ import grpc
 import structlog
 
 from stele.model import bounds
-from stele.model.errors import Code, NotLeader, StartRefused, SteleError, error_for, let_go
+from stele.model.errors import (
+    Code,
+    NotLeader,
+    Rejected,
+    Retryable,
+    StartRefused,
+    SteleError,
+    error_for,
+    let_go,
+)
 from stele.model.ids import is_id
 from stele.model.jsons import parse_json
 from stele.rpc.convert import id_from_pb, id_to_pb
@@ -122,6 +131,13 @@ def error_from(number: int, message: str, leader_hint: str = "", retry_after_ms:
     error = error_for(code, with_number(number, message))
     error.retry_after_ms = max(0, min(retry_after_ms, RETRY_AFTER_MS_MAX))
     return error
+
+
+def outcome_of(error: SteleError) -> str:
+    """The outcome of a request that ended with this error, as metrics tell it: retry, rejected or failed."""
+    return (
+        "retry" if isinstance(error, Retryable) else "rejected" if isinstance(error, Rejected) else "failed"
+    )
 
 
 def as_stele_error(exc: BaseException, *, where: str) -> SteleError:

@@ -26,7 +26,7 @@ from stele.model.errors import Code, Rejected, Retryable, SteleError, error_for
 from stele.model.ids import ClusterId
 from stele.rpc import forks
 from stele.rpc.copy_frames import FRAMES
-from stele.rpc.errors import as_stele_error, error_from_json, error_to_json, message_of
+from stele.rpc.errors import as_stele_error, error_from_json, error_to_json, message_of, outcome_of
 from stele.rpc.flight_plan import Planned, command_of, info_of
 from stele.rpc.identity import Identity, ensure_same_fork
 from stele.rpc.inflow import InflowWatch
@@ -173,6 +173,7 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
         self._scan_places = Places(scans_max)
         self._copy_places = Places(copies_max)
         self.once = OncePer()
+        self._times = threading.Lock()
         self.came: Callable[[str, int], None] = lambda peer, size_bytes: None
         super().__init__(location)
 
@@ -187,15 +188,26 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
         for name in ("_scans", "_copies"):
             self.__dict__.pop(name, None)
 
+    def took(self, kind: str, outcome: str, since_s: float) -> None:
+        """Count the time that a client waited for the node. Called in any thread."""
+        seconds = time.perf_counter() - since_s
+        with self._times:
+            metrics.client_request_seconds.cell(kind, outcome).add(seconds)
+
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
+        came_s = time.perf_counter()
         try:
             self.came(str(context.peer()), len(descriptor.serialize()))
             planned = self._scans.plan(command_of(descriptor))
         except Exception as exc:  # noqa: BLE001 - the border: foreign errors are logged and sent as INTERNAL
-            raise self._refused(context, exc, "GetFlightInfo") from None
+            error = self._refused(context, exc, "GetFlightInfo")
+            self.took("plan", outcome_of(error), came_s)
+            raise to_flight_error(error) from None
+        self.took("plan", "ok", came_s)
         return info_of(planned, descriptor)
 
     def do_get(self, context: Any, raw: Any) -> Any:
+        came_s: float | None = time.perf_counter()
         try:
             self.came(str(context.peer()), len(raw.ticket))
             ticket = decode_ticket(bytes(raw.ticket))
@@ -206,11 +218,16 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
                     code=Code.WRONG_CLUSTER,
                 )
             ensure_same_fork(self._identity, ticket.fork_id, of_node=isinstance(ticket, CopyTicket))
+            if isinstance(ticket, CopyTicket):
+                came_s = None  # asked for by a node, not by a client
             source = str(context.peer()).rpartition(":")[0]
             schema, batches, place = self._open(ticket, source)
         except Exception as exc:  # noqa: BLE001 - the border, as above
-            raise self._refused(context, exc, "DoGet") from None
-        return fl.GeneratorStream(schema, _Batches(self, context, batches, place))
+            error = self._refused(context, exc, "DoGet")
+            if came_s is not None:
+                self.took("scan", outcome_of(error), came_s)
+            raise to_flight_error(error) from None
+        return fl.GeneratorStream(schema, _Batches(self, context, batches, place, came_s))
 
     def _open(self, ticket: Ticket | CopyTicket, source: str) -> tuple[pa.Schema, Iterable[Rows], Place]:
         places = self._copy_places if isinstance(ticket, CopyTicket) else self._scan_places
@@ -231,21 +248,21 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
     def _not_served(self, context: Any, *arguments: Any) -> Any:
         self.came(str(context.peer()), 0)
         error = Rejected("only GetFlightInfo and DoGet are served here", code=Code.UNSUPPORTED_VERSION)
-        raise self._refused(context, error, "Flight")
+        raise to_flight_error(self._refused(context, error, "Flight"))
 
     get_schema = list_flights = list_actions = do_action = do_put = do_exchange = _not_served
 
-    def _refused(self, context: Any, exc: BaseException, where: str) -> Exception:
+    def _refused(self, context: Any, exc: BaseException, where: str) -> SteleError:
         error = as_stele_error(exc, where=where)
         source = str(context.peer()).rpartition(":")[0]
         if isinstance(error, Rejected):
             self.once.tell(log.warning, "flight refused", source, error.code, source=source, error=str(error))
-        return to_flight_error(error)
+        return error
 
 
 class _Batches(Iterator[Rows]):
     """The batches of one stream. Gives its place back when they end, or when the client has left or takes
-    nothing."""
+    nothing. `came_s`: when its scan was asked for; None: it is not one, and is not timed."""
 
     def __init__(
         self,
@@ -253,8 +270,11 @@ class _Batches(Iterator[Rows]):
         context: Any,
         batches: Iterable[Rows],
         place: Place,
+        came_s: float | None,
     ) -> None:
         self._server = server
+        self._came_s = came_s
+        self._kind = "scan"  # of what is timed next; later batches are pages
         self._place = place
         self._context = context
         self._batches = iter(batches)
@@ -286,7 +306,7 @@ class _Batches(Iterator[Rows]):
             self._go_on()
             if not self._open:
                 raise StopIteration
-            batch = next(self._batches)
+            batch = self._next()
         except StopIteration:
             self.close()
             raise
@@ -298,6 +318,23 @@ class _Batches(Iterator[Rows]):
             self._place.idle_since_s = time.monotonic()
             self._watched.due = self._place.idle_since_s + self._server.stalled_s
         return batch
+
+    def _next(self) -> Rows:
+        """Make a batch, and count the time. The first one counts from when the scan was asked for."""
+        if self._came_s is None:
+            return next(self._batches)
+        since_s = self._came_s if self._kind == "scan" else time.perf_counter()
+        outcome = "ok"
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise
+        except Exception as exc:
+            outcome = outcome_of(exc) if isinstance(exc, SteleError) else "failed"
+            raise
+        finally:
+            self._server.took(self._kind, outcome, since_s)
+            self._kind = "page"
 
     def _go_on(self) -> None:
         if self._server.stopping.is_set():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ from stele import metrics
 from stele.model.errors import Code, Rejected, Retryable
 from stele.rpc.budget import REQUEST_BYTES, ByteBudget, Charge
 from stele.rpc.channels import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MESSAGE_BYTES_MAX
-from stele.rpc.errors import abort_with, as_stele_error
+from stele.rpc.errors import abort_with, as_stele_error, outcome_of
 from stele.rpc.fair import source_of
 from stele.rpc.fields import refuse_beyond_bounds
 from stele.rpc.flight_service import METHODS as OF_FLIGHT
@@ -102,6 +103,7 @@ class Guard(grpc.aio.ServerInterceptor):
     def _unary(self, handler: Any, method: str, metadata: Any) -> Callable[[Any, Any], Awaitable[Any]]:
         async def call(_: Any, context: Any) -> Any:
             raw = b""
+            came_s = time.perf_counter()
             source = source_of(context.peer())  # read now: gRPC forgets it once it has ended the call
             try:
                 control = self._admit(method, metadata)
@@ -117,20 +119,22 @@ class Guard(grpc.aio.ServerInterceptor):
                     ((CLUSTER_KEY, self._identity.cluster_id), (FORK_KEY, self._identity.fork_id or ""))
                 )
                 metrics.rpc_requests.labels(method, "OK").inc()
+                metrics.rpc_request_seconds.cell(method, "ok").add(time.perf_counter() - came_s)
                 return response
             except Exception as exc:  # noqa: BLE001 - the border: foreign errors are logged and sent as INTERNAL
                 raw = b""  # the error holds this frame until the garbage collector runs
-                await self._refuse(context, method, source[0], exc)
+                await self._refuse(context, method, source[0], exc, came_s)
 
         return call
 
     def _unknown(self, method: str) -> Callable[[Any, Any], Awaitable[None]]:
         async def call(request_iterator: Any, context: Any) -> None:
+            came_s = time.perf_counter()
             error = Rejected(
                 f"{method[:100]} is not served here; if a Stele program asked, check the port: masters and nodes serve different requests",
                 code=Code.UNSUPPORTED_VERSION,
             )
-            await self._refuse(context, "unknown", source_of(context.peer())[0], error)
+            await self._refuse(context, "unknown", source_of(context.peer())[0], error, came_s)
 
         return call
 
@@ -158,11 +162,14 @@ class Guard(grpc.aio.ServerInterceptor):
             refuse_beyond_bounds(request)
         return request
 
-    async def _refuse(self, context: Any, method: str, source: str, exc: BaseException) -> None:
+    async def _refuse(
+        self, context: Any, method: str, source: str, exc: BaseException, came_s: float
+    ) -> None:
         if isinstance(exc, grpc.aio.AbortError):
             raise exc
         error = as_stele_error(exc, where=method)
         metrics.rpc_requests.labels(method, error.code.name).inc()
+        metrics.rpc_request_seconds.cell(method, outcome_of(error)).add(time.perf_counter() - came_s)
         if isinstance(error, Rejected):
             self._once.tell(
                 log.warning,

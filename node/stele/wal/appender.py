@@ -15,6 +15,7 @@ from typing import ParamSpec, TypeVar
 
 import structlog
 
+from stele import metrics
 from stele.model.entry import Entry
 from stele.model.errors import Code, Corrupt, ensure
 from stele.wal.append_queue import Checkpoint, Done, Item, Rewritten, SmallBatchWriter, Writer, Written
@@ -83,6 +84,7 @@ class Appender:
         self._log = log
         self._unindexed: list[tuple[int, int, list[_Row]]] = []  # sequence, offset of the group, its rows
         self._unsynced_since = 0.0
+        self._sync_times = metrics.wal_sync_seconds.cell()
         self._worker = threading.Thread(target=self._run, name="stele-wal-appender", daemon=True)
 
     def start(self) -> None:
@@ -306,6 +308,7 @@ class Appender:
         stats = self._log.stats
         stats.syncs += 1
         stats.last_sync_seconds = took
+        self._sync_times.add(took)
         if took > stats.worst_sync_seconds:
             stats.worst_sync_seconds = took
         self._unsynced_since = 0.0
@@ -337,7 +340,9 @@ class Appender:
             return
         self._write_staged()
         # The next segment's first group says that all of this one was synced, so sync it now.
+        begin = time.monotonic()
         active.finish(cut=False)
+        self._sync_times.add(time.monotonic() - begin)
         self._log.stats.syncs += 1
         # A segment counts as closed, and may be collected, only once all its entries are in the index.
         self.update_index()
