@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,5 +35,13 @@ def test_a_spark_session_without_spark_says_so() -> None:
 
 
 def test_a_module_of_ours_that_is_missing_is_no_matter_of_extras() -> None:
-    done = _without("stele_local.cluster", "from stele_local.__main__ import main")
+    done = _without("stele_local.cluster", "from stele_local.__main__ import main; main(['run'])")
     assert "Traceback" in done.stderr and done.returncode == 1
+
+
+def test_only_the_command_that_runs_a_cluster_waits_for_its_imports(tmp_path: Path) -> None:
+    done = _without(
+        "stele_local.cluster",
+        f"from stele_local.__main__ import main; main(['--folder', {str(tmp_path)!r}, 'down'])",
+    )
+    assert (done.returncode, done.stdout) == (0, f"no cluster runs in {tmp_path}\n"), done.stderr

@@ -1,9 +1,11 @@
-"""The command `stele-local`: starts, controls and stops a one-machine Kubernetes. `cluster` does the work."""
+"""The command `stele-local`: starts, controls and stops a one-machine Kubernetes. `cluster` does the work.
+
+Only `run` imports that: it takes a second of a processor, which each other command would wait for."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import importlib.util
 import json
 import os
 import shlex
@@ -21,13 +23,14 @@ import click
 
 from stele import __version__
 from stele.extras import extra
+from stele_local import processes
+from stele_local.copies import original_of
+from stele_local.folder import FolderTaken, as_called, kept, owner_of, wipe
 
 with extra("local", program="stele-local", install="./tools/stele_local"):
-    from stele_local import processes
-    from stele_local.cluster import LocalCluster, OtherSettings, Settings
-    from stele_local.copies import original_of
-    from stele_local.folder import FolderTaken, as_called, kept, owner_of, wipe
-    from stele_local.keeper import StateUnreadable
+    for _needed in ("aiohttp", "celpy"):
+        if importlib.util.find_spec(_needed) is None:
+            raise ModuleNotFoundError(name=_needed)
 
 Json = dict[str, Any]
 START_SECONDS = 120.0  # a command that ends is seen at once; this only bounds one that hangs
@@ -175,20 +178,25 @@ def _settings(function: Any) -> Any:
 @click.pass_obj
 def run(folder: Path, machines: int | None, zones: int | None, node_grace: float) -> None:
     """Run the cluster here, until Ctrl-C."""
-    settings = Settings(machines=machines, zones=zones, node_grace_seconds=node_grace)
+    with extra("local", program="stele-local", install="./tools/stele_local"):
+        import asyncio
+
+        from stele_local.cluster import LocalCluster, OtherSettings, Settings
+        from stele_local.keeper import StateUnreadable
+
+    async def until_stopped() -> None:
+        settings = Settings(machines=machines, zones=zones, node_grace_seconds=node_grace)
+        async with LocalCluster(folder, settings) as cluster:
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                loop.add_signal_handler(number, cluster.stopped.set)
+            click.echo(_export(folder))
+            await cluster.stopped.wait()
+
     try:
-        asyncio.run(_run(folder, settings))
+        asyncio.run(until_stopped())
     except (FolderTaken, OtherSettings, StateUnreadable) as error:
         raise click.ClickException(str(error)) from error
-
-
-async def _run(folder: Path, settings: Settings) -> None:
-    async with LocalCluster(folder, settings) as cluster:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, cluster.stopped.set)
-        click.echo(_export(folder))
-        await cluster.stopped.wait()
 
 
 @main.command(cls=_ForEval)
