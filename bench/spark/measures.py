@@ -111,7 +111,7 @@ class Setting:
         return self.spark.read.format("stele").options(masters=self.masters, table=TABLE).load()
 
     def put(self, key: str, name: str, found: dict[str, Median]) -> None:
-        """Put the result of one system beside that of Parquet, if it was measured."""
+        """Report the result of one system, and the result of Parquet beside it if Parquet was measured."""
         self.report.put(key, found[name].told(self.count), self.count / found[name].wall_s)
         if PARQUET in found:
             other = found[PARQUET]

@@ -23,7 +23,8 @@ _QUIET_WITHIN_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process as it is now. `own_s`, `ended_s`: processor time, its own, and that of children which have ended."""
+    """A process as it is now. `own_s`: its own processor time. `ended_s`: the processor time of its children
+    that have ended."""
 
     parent: int
     own_s: float

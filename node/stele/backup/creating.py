@@ -65,8 +65,8 @@ async def create_async(
 ) -> Manifest:
     """Back up tables as they are at one moment, now or `at`. Returns what was written.
 
-    An unfinished backup of the same tables is continued, unless `anew`. `parallel`: how many tablets are read at once; each
-    takes about 100 MiB of memory.
+    An unfinished backup of the same tables is continued; with `anew` it is removed, and a new one begins.
+    `parallel`: how many tablets are read at once; each takes about 100 MiB of memory.
 
     `incremental`: only what changed since the newest complete backup of the same tables in the folder. If the tables no
     longer keep all these changes, this raises CURSOR_LOST; with `full_if_needed` it makes a full backup. `hold_for_s`: for
@@ -132,7 +132,8 @@ async def create_async(
 
 
 class _Maker:
-    """One backup of some tables, full or on a base: finds an unfinished one, or begins anew."""
+    """Makes one backup of some tables, full or incremental: goes on with an unfinished one, or begins a new
+    one."""
 
     def __init__(
         self,

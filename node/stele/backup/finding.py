@@ -45,7 +45,7 @@ def find_backups(folder: Folder) -> list[Backup]:
     """All backups of a folder, the newest first.
 
     Raises:
-        Rejected: NOT_FOUND: there is no such folder. INVALID_ARGUMENT: it is that of a single backup.
+        Rejected: NOT_FOUND: there is no such folder. INVALID_ARGUMENT: it is the folder of a single backup.
     """
     if not folder.is_there():
         raise Rejected(f"{folder.shown}: there is no such folder; check its path", code=Code.NOT_FOUND)

@@ -57,7 +57,7 @@ def recover(
     Without --accept-data-loss it changes nothing. It asks all nodes what they have, names the most advanced
     survivor, and says what may be lost and since when. With it the survivor becomes the only voter, and
     serves. A driver then brings the tablet back to its replication factor. Replicas that return later are
-    refused, removed and copied anew.
+    refused, removed and copied again.
 
     Refused while a majority answers. First try to bring the lost nodes back: that loses nothing.
 

@@ -229,15 +229,15 @@ def _result(
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The partitioning that was asked for. `given`: that of --hash or of the file; None if there is neither. `columns`,
-    `ranges`: those of --range, with the text of both ends of each."""
+    """The partitioning that was asked for. `given`: the partitioning from --hash or the file; None if there
+    is neither. `columns`, `ranges`: those of --range, with the text of both ends of each."""
 
     given: list[Partitioning] | None
     columns: tuple[str, ...] = ()
     ranges: Sequence[tuple[str, str]] = ()
 
     def of(self, tables: Sequence[TableEntry]) -> dict[str, list[Partitioning]] | list[Partitioning] | None:
-        """The partitioning of these tables; None: that of the backup. Raises Rejected."""
+        """Return the partitioning for these tables; None: as in the backup. Raises Rejected."""
         if not self.ranges:
             return self.given
         return {table.name: [*(self.given or ()), self._of(table)] for table in tables}

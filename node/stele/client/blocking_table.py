@@ -426,8 +426,9 @@ class Table:
     ) -> TableHold:
         """Keep the table's history from a time on, so that all later snapshots and changes stay readable.
 
-        It lasts until it expires, is released, or keeps more than `max_bytes` of old rows in a replica of a tablet. Then it is
-        broken, and `changes` from its time on raises CURSOR_LOST. Taken again under the same name it begins anew.
+        It lasts until it expires, is released, or keeps more than `max_bytes` of old rows in a replica of a
+        tablet. Then it is broken, and `changes` from its time on raises CURSOR_LOST. If it is taken again
+        under the same name, a new hold begins.
 
         `name`: letters, digits, dots, dashes and underscores. `since`: a hybrid time or a datetime within the
         table's history; default: now. `tablets`: ids of some of its tablets; default: all. Ranges that are

@@ -35,7 +35,7 @@ _NAMED_MAX = 5
 
 
 async def check_retire(masters: Masters, given: str, *, timeout_s: float = 15.0) -> NodeStatus:
-    """The node that `retire_node` would retire. Raises as `retire_node` does."""
+    """Return the node that `retire_node` would retire. Raises what `retire_node` raises."""
     pb = await cluster_view(masters, timeout_s=timeout_s)
     node = node_called(given, list(pb.nodes))
     refuse_leaving(pb, node, Wanted.RETIRED)
@@ -43,7 +43,7 @@ async def check_retire(masters: Masters, given: str, *, timeout_s: float = 15.0)
 
 
 async def check_forget(masters: Masters, given: str, *, timeout_s: float = 15.0) -> NodeStatus:
-    """The node that `forget_node` would forget. Raises as `forget_node` does."""
+    """Return the node that `forget_node` would forget. Raises what `forget_node` raises."""
     node = await node_status_of(masters, given, timeout_s=timeout_s)
     if node.seen == "live":
         raise Rejected(
@@ -61,7 +61,8 @@ async def check_forget(masters: Masters, given: str, *, timeout_s: float = 15.0)
 
 
 async def check_finalize(masters: Masters, *, timeout_s: float = 15.0) -> ClusterVersions:
-    """The cluster's versions, if `finalize_version` would succeed. Raises as it does."""
+    """Return the cluster's versions, if `finalize_version` would succeed. Raises what `finalize_version`
+    raises."""
     return finalizable(await cluster_view(masters, timeout_s=timeout_s))
 
 

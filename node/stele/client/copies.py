@@ -113,7 +113,8 @@ def copies_in(view: master_pb2.GetClusterViewResponse) -> list[ReplicaCopy]:
 
 
 def copies_of(tablet: master_pb2.TabletViewPB, now_us: int) -> list[ReplicaCopy]:
-    """The replicas of one tablet that heals and moves made. `now_us`: the wall clock of the master, as the view has it."""
+    """The replicas of one tablet that heals and moves made. `now_us`: the master's wall clock in the view, in
+    microseconds since 1970."""
     nodes = {peer.replica_id: id_from_pb(peer.node_id) for peer in tablet.committed_config.peers}
     return [
         ReplicaCopy(

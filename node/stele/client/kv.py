@@ -31,8 +31,8 @@ ValuesByKey = Mapping[str, _Value] | Mapping[bytes, _Value] | Mapping[bytes | st
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """A key as it was read. `revision`: that of the write that set its value. `lease`: the id of the lease that it ends
-    with; 0: none.
+    """A key as it was read. `revision`: the revision of the write that set its value. `lease`: the id of the
+    lease with which the key ends; 0: none.
 
     Example:
         >>> revision = space.replace("colour", "blue")

@@ -43,7 +43,8 @@ def now_s() -> float:
 
 @dataclass(frozen=True, slots=True)
 class KeyLease:
-    """A lease as the leader sees it. `left_s`: how many more seconds it lives at least. `keys`: those that end with it.
+    """A lease as the leader sees it. `left_s`: how many more seconds it lives at least. `keys`: the keys that
+    end with the lease.
 
     Example:
         >>> with space.lease(10) as lease:

@@ -62,7 +62,8 @@ class Survivor:
     leads: bool = False
 
     def rank(self, incarnation: int) -> tuple[bool, int, OpId, OpId, int]:
-        """A key to sort by: the most advanced survivor has the highest. `incarnation`: that of the tablet."""
+        """Return a key to sort by: the most advanced survivor has the highest. `incarnation`: the tablet's
+        incarnation."""
         there = not is_given_up(self.incarnation, incarnation)
         return there, self.incarnation, self.last_logged, self.committed, -self.replica_id
 

@@ -296,8 +296,8 @@ class TabletScan:
         return sorted(near, key=lambda replica: replica != leader)[self._near :]
 
     def _ensure_same_history(self, incarnation: int) -> None:
-        """Refuse rows of another incarnation than that of the rows given. A recovery after a lost majority may
-        have given up some of those."""
+        """Refuse rows of another incarnation than the rows given so far. A recovery after a lost majority may
+        have given up some of the latter."""
         if self._given and incarnation != self._incarnation:
             raise _OtherHistory(
                 f"tablet {self._tablet.tablet_id[:8]} lost its majority and was recovered as incarnation "

@@ -33,7 +33,7 @@ _revision = attrgetter("revision")
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """A change of one key. `value`: None if the key was removed. `revision`: that of the write.
+    """A change of one key. `value`: None if the key was removed. `revision`: the revision of the write.
 
     Example:
         >>> stele.KeyChange(b"colour", b"blue", revision=7).value

@@ -38,13 +38,13 @@ class Ticket:
     """One scan of one tablet. `snapshot` is a hybrid time; `scan` is the JSON of a ScanSpec.
 
     `wait_ms`: how long the node may wait until the snapshot can be served. `fork_id`: the copy of the cluster
-    that the ticket is for; None: not said. `incarnation`: that of the tablet; 0: any, because release 0.1.0
-    does not say it. The schema of the rows says of which one they are (`with_incarnation`). `prepared`: the
-    log index that PrepareSnapshot gave for this snapshot and incarnation, so that any replica may serve it;
-    0: not prepared. `resumable`: rows come in key order. The metadata of each batch are the least key after
-    its last row. A reader that lost its node sends the ticket to another replica, with that as the scan's
-    `lower`. A node of an earlier release sends no metadata. `any_replica`: a follower that does not know
-    whether it holds the snapshot asks its leader. Without it, the reader is sent to the leader.
+    that the ticket is for; None: not said. `incarnation`: the tablet's incarnation; 0: any, because release
+    0.1.0 does not say it. The schema of the rows says of which one they are (`with_incarnation`). `prepared`:
+    the log index that PrepareSnapshot gave for this snapshot and incarnation, so that any replica may serve
+    it; 0: not prepared. `resumable`: rows come in key order. The metadata of each batch are the least key
+    after its last row. A reader that lost its node sends the ticket to another replica, with that as the
+    scan's `lower`. A node of an earlier release sends no metadata. `any_replica`: a follower that does not
+    know whether it holds the snapshot asks its leader. Without it, the reader is sent to the leader.
     """
 
     cluster_id: str
