@@ -1,9 +1,9 @@
-"""`python -m bench.predicates [--rows 4000000]`: measures how much less a scan reads by a predicate on a
+"""`python -m bench.predicates [--rows 4000000]`: measures the processor time of scans with a predicate on a
 column outside the key.
 
 The rows of `python -m bench` are written as one tablet in four ways: as one file or as eight that overlap, in
 format 1 or in format 2. Format 1 has no bounds of groups. Each scan wants 1,000 rows by `amount`, which rises
-with the key. These take turns, in this process, without a cluster. The figures are processor time.
+with the key. The four ways take turns, in this process, without a cluster.
 """
 
 from __future__ import annotations

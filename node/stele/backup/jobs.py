@@ -50,8 +50,8 @@ class WriteTablet:
     """Write the rows of a tablet to files, going on after the files that are recorded. The result has all
     files of the tablet.
 
-    `plan` and `scan`: those of the backup, for this tablet alone. `base`: the snapshot of the base; None for
-    a full backup. `file_bytes`: the size at which a file ends."""
+    `plan` and `scan`: the backup's plan and scan, cut to this tablet. `base`: the snapshot of the base; None
+    for a full backup. `file_bytes`: the size at which a file ends."""
 
     folder: Folder
     plan: Manifest
@@ -260,8 +260,7 @@ def _ascends(found: pa.BinaryArray, last: pa.Scalar | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SumTablet:
-    """Sum up the rows of one tablet. `scan`: reads this tablet alone. `schema`: by which the checksum is
-    taken."""
+    """Sum up the rows of one tablet. `scan`: reads this tablet alone. `schema`: the schema for the checksum."""
 
     scan: ScanPlan
     schema: Schema

@@ -179,7 +179,7 @@ class TableHolds:
     async def _ask(
         self, request: pb.HoldHistoryRequest, place: TabletPlace, until: float
     ) -> pb.HoldHistoryResponse | None:
-        """The answer of a tablet's leader; None: its range was dropped.
+        """Ask a tablet's leader. Returns its answer; None: the range of the tablet was dropped.
 
         If `until` cuts an attempt off, the refusal before it is raised, because it says more."""
         said: SteleError | None = None

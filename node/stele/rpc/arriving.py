@@ -73,7 +73,8 @@ class Arriving:
     changes.
 
     A frame whose turn ends goes to the end of the line if at most `line_bytes` are held; otherwise its
-    connection is closed. `close_bytes` is one frame more: beyond it, a connection that brings more is closed.
+    connection is closed. `close_bytes` is one frame more. While more bytes than that are held, a connection
+    that brings more is closed.
     """
 
     def __init__(self, pause_bytes: int, changed: Callable[[int], None] = lambda delta: None) -> None:
