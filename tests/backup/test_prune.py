@@ -124,7 +124,8 @@ def test_an_older_one_with_the_table_is_named(tmp_path: Path) -> None:
     place = Folder.at(tmp_path)
     assert choose(place, None).backup_id == new
     with pytest.raises(
-        Rejected, match=rf"{new} has no table big; it has t\. It is the newest one; {big[1]} has the table"
+        Rejected,
+        match=rf"{new} has no table big; it has t\. It is the newest backup; name {big[1]}, which has the table",
     ):
         choose(place, None, ["big"])
     with pytest.raises(Rejected, match=f"{new} has no table huge; it has t$"):
