@@ -31,14 +31,15 @@ from tests.tablet.twin import FOREVER, flush, new_store, write_entry
 WIDE = Schema.make([("k", "int64"), *((f"c{n}", "int64", True) for n in range(300))], ["k"])
 NARROW = Schema.make([("k", "int64"), ("v", "int64", True), ("w", "int64", True)], ["k"])
 
-KEYS, INDEXED, VALUES, READ, PLANNED = (
+KEYS, INDEXED, VALUES, READ, PLANNED, JOINED = (
     "keys looked up",
     "rows indexed",
     "values",
     "bytes read",
     "rows planned",
+    "patched rows made whole",
 )
-BOUNDS = {KEYS: 400, INDEXED: 4_096, VALUES: 256, READ: 0, PLANNED: 32}
+BOUNDS = {KEYS: 400, INDEXED: 4_096, VALUES: 256, READ: 0, PLANNED: 32, JOINED: 64}
 """What is about 5 ms of a loop, at most. Numbers of their own: whoever raises a bound of the code meets them."""
 
 
@@ -90,6 +91,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
     counted(MemTable, "newest", KEYS, lambda _, keys, hashes: len(keys))
     counted(HashIndex, "add", INDEXED, lambda _, hashes: len(hashes))
     counted(StoreRows, "fetch", VALUES, lambda rows, found: len(found.place) * len(rows.schema.columns))
+    counted(MemTable, "_patched", JOINED, lambda _, patches, start: sum(len(p.keys) for p in patches))
     counted(writing, "complete", PLANNED, lambda block, schema: block.rows)
     counted(ColumnFile, "_compare", READ, lambda file, part, sum_of: file._parts[part][1])
     counted(ColumnFile, "__init__", READ, lambda file, path, expected=None: path.stat().st_size)
@@ -141,13 +143,37 @@ async def test_updates_of_300_columns_are_completed_elsewhere(tmp_path: Path, tu
     await applied.write(*(_block(WIDE, RowOp.UPSERT, range(n, n + 32), 1) for n in range(0, 96, 32)))
     turns.forget()
     for flushed in (False, True):
-        if flushed:
-            await asyncio.to_thread(flush, applied.store)
-        await applied.write(*(_block(WIDE, RowOp.UPDATE, range(64), n, columns=1) for n in range(4)))
-        await applied.write(*(_block(WIDE, RowOp.UPDATE, range(32), n, columns=1) for n in range(4)))
-        await applied.write(*(_block(WIDE, RowOp.UPDATE, [n], 2, columns=2) for n in range(4)))
+        for n in range(4):
+            if flushed:
+                await asyncio.to_thread(flush, applied.store)
+            await applied.write(_block(WIDE, RowOp.UPDATE, range(64), n, columns=1))
+            if flushed:
+                await asyncio.to_thread(flush, applied.store)
+            await applied.write(_block(WIDE, RowOp.UPDATE, range(32), n, columns=1))
+            if flushed:
+                await asyncio.to_thread(flush, applied.store)
+            await applied.write(_block(WIDE, RowOp.UPDATE, [n], 2, columns=2))
     assert turns.within_bounds()
-    assert turns.elsewhere[VALUES] >= 8 * (64 + 32) * 300
+    assert turns.elsewhere[VALUES] >= (8 * 64 + 4 * 32 + 4) * 300
+    await applied.write(_block(WIDE, RowOp.UPSERT, range(32), 5))
+    assert applied.store.begin_flush() is not None
+    turns.forget()
+    await applied.write(_block(WIDE, RowOp.UPDATE, range(32), 6, columns=1))  # of rows that are frozen
+    assert turns.within_bounds() and turns.elsewhere[VALUES] == 32 * 301
+    assert not any(applied.refused)
+
+
+async def test_updates_of_rows_in_memory_copy_none_of_them_in_a_turn(tmp_path: Path, turns: Turns) -> None:
+    """They wait, and are made whole together: each by itself read and wrote 300 columns."""
+    applied = Applied(new_store(tmp_path / "t", FOREVER, WIDE))
+    await applied.write(*(_block(WIDE, RowOp.UPSERT, range(n, n + 32), 1) for n in range(0, 96, 32)))
+    await applied.write(_block(WIDE, RowOp.UPDATE, [0], 1, columns=1))
+    turns.forget()
+    for n in range(300):
+        await applied.write(_block(WIDE, RowOp.UPDATE, [n % 96], n, columns=1))
+    assert turns.within_bounds()
+    assert not turns.most[VALUES] and not turns.elsewhere[VALUES]
+    assert not turns.most[JOINED] and 200 <= turns.elsewhere[JOINED] <= 300
     assert not any(applied.refused)
 
 
@@ -184,8 +210,10 @@ async def test_small_lookups_need_no_thread(tmp_path: Path, turns: Turns) -> Non
     turns.forget()
     for n in range(50):
         await applied.write(_block(NARROW, RowOp.UPDATE, [n % 32], n, columns=1))
+        await applied.write(_block(NARROW, RowOp.DELETE, [n % 32], n, columns=1))
+        await applied.write(_block(NARROW, RowOp.INSERT, [n % 32], n, columns=2))
     assert turns.within_bounds() and not turns.elsewhere
-    assert turns.most[VALUES] > 0
+    assert turns.most[JOINED] > 0
 
 
 async def test_a_merge_is_planned_in_a_turn_that_reads_nothing(tmp_path: Path, turns: Turns) -> None:

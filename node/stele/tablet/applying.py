@@ -26,7 +26,7 @@ from stele.tablet.holding import Holding
 from stele.tablet.jobs import IDLE_US, Jobs
 from stele.tablet.locate import StoreRows
 from stele.tablet.machine import Found, Lookup, Outcome, WouldBlock
-from stele.tablet.memtable import SMALL_ROWS
+from stele.tablet.memtable import SMALL_ROWS, Patch
 from stele.tablet.progress import Progress
 from stele.tablet.writing import Plan, plan_block
 
@@ -34,9 +34,6 @@ _log = structlog.get_logger("stele.tablet")
 
 _BRIEF_LOOKUPS_MAX = 400
 """The most key lookups in files on the event loop: about 4 ms if all keys are found."""
-_BRIEF_CELLS_MAX = 256
-"""The most values that small updates read on the event loop. Each row may be in a chunk of its own, and every
-column of that chunk is read."""
 _LOOKUPS_BESIDE_FILES = 4
 """What a looked-up row costs apart from the files, in units of one file lookup."""
 
@@ -154,6 +151,8 @@ class Applying:
             outcome = Outcome(entry.timestamp)
         else:
             plan = found if found is not None else self._look_up(header, body)
+            if isinstance(plan, Plan) and not plan.fits(self._contents.state.active):
+                plan = self._look_up(header, body)  # a flush began since the rows were looked up
             outcome = self._write(entry, plan)
             wrote = not isinstance(plan, Plan) or bool(plan.puts)
         if wrote and header.attempt is not None:
@@ -179,10 +178,7 @@ class Applying:
         return Outcome(entry.timestamp)
 
     def _may_be_brief(self, body: memoryview) -> bool:
-        rows, columns = size_told(body)
-        of_table = len(self._schema.columns)
-        if columns < of_table and rows * of_table > _BRIEF_CELLS_MAX:
-            return False
+        rows, _ = size_told(body)
         lookups = rows * (_LOOKUPS_BESIDE_FILES + len(self._contents.state.files))
         return rows <= SMALL_ROWS and lookups <= _BRIEF_LOOKUPS_MAX
 
@@ -200,6 +196,10 @@ class Applying:
         if block.schema_version < self._schema.version and (why := grown_too_large(block, self._schema)):
             return Plan(refused=why)  # its leader checked it with an older schema
         state = self._contents.state
+        if state.active.patches_due:
+            if brief:
+                raise WouldBlock
+            state.active.settle()
         rows = StoreRows(state.active.schema, (state.active, *state.frozen), state.files, brief=brief)
         try:
             others = self._jobs.others(header.attempt)
@@ -215,7 +215,9 @@ class Applying:
             return Outcome(entry.timestamp, code=plan.refused.code, message=str(plan.refused.args[0]))
         active = self._contents.state.active
         for put in plan.puts:
-            if put.keys is None or isinstance(put.keys, list):
+            if isinstance(put, Patch):
+                active.append_patch(put, entry.timestamp)
+            elif put.keys is None or isinstance(put.keys, list):
                 active.append(put.batch, entry.timestamp, put.deleted, put.size_bytes, put.keys)
             else:
                 active.append_keyed(put.batch, entry.timestamp, put.deleted, put.size_bytes, put.keys)

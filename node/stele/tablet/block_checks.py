@@ -173,6 +173,13 @@ def _made_blank(schema: Schema, rows: int, *, deletes: bool) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema.to_arrow())
 
 
+def keys_given(block: Block, schema: Schema) -> list[pa.Array]:
+    """The key columns of a block. It may lack other columns."""
+    if len(block.column_ids) == len(schema.columns) and block.column_ids == schema.column_ids:
+        return key_columns(block.batch, schema)
+    return [block.batch.column(block.column_ids.index(int(i))) for i in schema.key_column_ids]
+
+
 def key_columns(batch: pa.RecordBatch, schema: Schema) -> list[pa.Array]:
     """The key columns of a batch that has all columns."""
     return [batch.column(position) for position in schema.key_positions]

@@ -16,7 +16,7 @@ from stele.tablet.sorted_runs import Mask, Run, has_long
 U64 = npt.NDArray[np.uint64]
 
 
-def _row_bits(schema: Schema) -> int | None:
+def row_bits(schema: Schema) -> int | None:
     """Bits of a row, with one for null in each column; None if a column's values differ in length."""
     if "row_bits" not in schema.derived:
         types = schema.to_arrow().types
@@ -49,7 +49,7 @@ class Chunk:
         """Bytes that the rows take. Computed once. Arrow is asked only if values differ in length, because it takes
         half a millisecond for 300 columns."""
         if self._nbytes < 0:
-            bits = _row_bits(self._schema)
+            bits = row_bits(self._schema)
             self._nbytes = self.batch.nbytes if bits is None else -(-self.rows * bits // 8)
         return self._nbytes
 

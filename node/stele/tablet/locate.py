@@ -22,6 +22,10 @@ from stele.tablet.projection import projected
 from stele.tablet.sorted_runs import Mask, Positions, concat_batches
 from stele.tablet.writing import U64, Located
 
+_BRIEF_CELLS_MAX = 256
+"""The most values that a brief look copies. Each row may be in a chunk of its own, and every column of that chunk is
+read."""
+
 
 class StoreRows:
     """One state of a store: its memtables and its files, newest first.
@@ -42,6 +46,11 @@ class StoreRows:
         self.memory = memory
         self.files = files
         self._brief = brief
+
+    @property
+    def active(self) -> MemTable:
+        """See stele.tablet.writing.Rows."""
+        return self.memory[0]
 
     def locate_one(self, key: bytes) -> tuple[int, int, bool] | None:
         """See stele.tablet.writing.Rows."""
@@ -125,7 +134,9 @@ class StoreRows:
     def fetch(self, located: Located) -> pa.RecordBatch:
         """See stele.tablet.writing.Rows."""
         columns, arrow, first_file = self.schema.columns, self.schema.to_arrow(), len(self.memory)
-        if self._brief and int(located.source.max()) >= first_file:
+        if self._brief and (
+            int(located.source.max()) >= first_file or len(located.place) * len(columns) > _BRIEF_CELLS_MAX
+        ):
             raise WouldBlock
         parts = []
         for source in np.unique(located.source).tolist():

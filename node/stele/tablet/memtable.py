@@ -3,13 +3,15 @@
 Rows are numbered in the order they were applied (their ordinal). They are in chunks, at first one per block.
 Small chunks are joined, so that a million single puts do not make a million Arrow batches. Small plain blocks
 wait undecoded until there are some hundreds, or until somebody reads: decoded together they cost a fraction.
+Likewise small updates of some columns wait as patches: what they change, and which older rows of this table they
+change. Made whole together they read and write each column once for all rows.
 
 There are two indexes. A dict holds the keys of small blocks, with a chain to the older versions of each. A
 hash index over ordinals is built only when keys of big blocks are looked up; a load of upserts never does
 that.
 
 Threads: one writer. Readers use a `MemView`, which later writes do not change. Writer or reader, whichever
-comes first, decodes the waiting blocks under `_waiting_lock`.
+comes first, decodes the waiting blocks, or makes the patched rows whole, under `_waiting_lock`. Never do both kinds wait.
 
 Invariant: ordinals rise with timestamps, so the newest version of a key is the one with the highest ordinal.
 """
@@ -31,7 +33,8 @@ from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.hashing import hash_binary, hash_bytes
 from stele.model.layout import layout_of
 from stele.model.schema import Schema
-from stele.tablet.chunk import U64, Chunk
+from stele.tablet.block_checks import with_columns
+from stele.tablet.chunk import U64, Chunk, row_bits
 from stele.tablet.hash_index import HashIndex
 from stele.tablet.machine import WouldBlock
 from stele.tablet.order import SharedOrder, SortedRows
@@ -50,6 +53,8 @@ _WAITING_APART_BYTES_MAX = 1 << 18
 """The same bound if the last blocks had to be decoded one by one, which takes several times as long."""
 _JOINED_MIN = 32
 """From this many blocks on, decoding them together is cheaper than one by one."""
+_PATCHED_ROWS_MAX = 64
+"""Patched rows are made whole once there are this many, in some milliseconds for 300 columns."""
 _COALESCED_ROWS_MAX = 8_192
 _COALESCED_BYTES_MAX = 16 << 20
 """The most bytes of a joined chunk. Larger chunks gain nothing, and an Arrow array holds at most 2 GiB."""
@@ -63,6 +68,21 @@ _SERIALS = itertools.count(1)
 
 _Waiting = tuple[memoryview, int, int]
 """A block, its number of rows, its hybrid time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Rows of one entry that differ from older rows of a memtable in some columns.
+
+    `base`: for each row the ordinal of the older row, which is no delete. `columns`: the positions of the columns of
+    `batch` among those of the table. `size_bytes`: their size as they came. `keys`: the rows' encoded keys."""
+
+    table: MemTable
+    base: Sequence[int]
+    columns: Sequence[int]
+    batch: pa.RecordBatch
+    size_bytes: int
+    keys: Sequence[bytes]
 
 
 class MemTable:
@@ -86,6 +106,8 @@ class MemTable:
         self._coalesce_at = _COALESCE_WIDE if wide else _COALESCE
         self._waiting_joined_max = _WAITING_BYTES_MAX // 4 if wide else _WAITING_BYTES_MAX
         self._waiting_max = _WAITING_APART_BYTES_MAX if self.layout is None else self._waiting_joined_max
+        self._patches: list[tuple[Patch, int]] = []  # with their hybrid times
+        self._patch_sizes: list[int] = []  # about how many bytes each patched row takes; part of `bytes`
         self._waiting_lock = threading.Lock()
         self._big_end = 0
         self._index = HashIndex()
@@ -107,7 +129,7 @@ class MemTable:
         if batch.num_rows == 0:
             return
         with self._waiting_lock:
-            self._decode_waiting()
+            self._settle()
             chunk = Chunk(self.rows, batch, time, deleted, self.schema)
             self.bytes += max(size_bytes, chunk.nbytes) + _CHUNK_OVERHEAD_BYTES
             if keys is None:
@@ -116,7 +138,7 @@ class MemTable:
                 self._big_end = self.rows
                 self._small_tail = 0
                 return
-            self._index_small(chunk, keys)
+            self._index_small(chunk.start, keys, deleted)
             self.bytes += _DICT_ENTRY_BYTES * len(keys)
             self.chunks.append(chunk)
             self.rows += chunk.rows
@@ -136,6 +158,7 @@ class MemTable:
             self.append(self._decoded(block), time, None, size_bytes, None)
             return
         with self._waiting_lock:
+            self._make_whole()
             self._waiting.append((block, rows, time))
             self.rows += rows
             size_bytes += _CHUNK_OVERHEAD_BYTES + _DICT_ENTRY_BYTES * rows
@@ -143,6 +166,102 @@ class MemTable:
             self._waiting_bytes += size_bytes
             if self._waiting_bytes >= self._waiting_max:
                 self._decode_waiting()
+
+    def may_wait(self, base: Sequence[int]) -> bool:
+        """Whether rows that change these may wait as a patch. Not if they may have long values: all that wait are copied
+        in one step."""
+        if row_bits(self.schema) is not None:
+            return True
+        with self._waiting_lock:
+            whole = self.rows - len(self._patch_sizes)
+            return not any(self._at(self.chunks, at)[0].has_long for at in set(base) if at < whole)
+
+    def append_patch(self, patch: Patch, time: int) -> None:
+        """Add the rows of a patch of this table. They are made whole later."""
+        rows = len(patch.keys)
+        with self._waiting_lock:
+            self._decode_waiting()
+            own = patch.size_bytes // rows
+            sizes = [self._size_of(at) + own for at in patch.base]
+            self._index_small(self.rows, patch.keys, None)
+            self._patches.append((patch, time))
+            self._patch_sizes += sizes
+            self.rows += rows
+            self.bytes += sum(sizes) + _CHUNK_OVERHEAD_BYTES + _DICT_ENTRY_BYTES * rows
+
+    @property
+    def patches_due(self) -> bool:
+        """Whether so many patched rows wait that they must be made whole before the next patch."""
+        sizes = self._patch_sizes
+        return len(sizes) >= _PATCHED_ROWS_MAX or sum(sizes) >= self._waiting_joined_max
+
+    def _size_of(self, ordinal: int) -> int:
+        """About how many bytes this row takes."""
+        patched = ordinal - (self.rows - len(self._patch_sizes))
+        if patched >= 0:
+            return self._patch_sizes[patched]
+        chunk, _ = self._at(self.chunks, ordinal)
+        return chunk.nbytes // chunk.rows
+
+    def _make_whole(self) -> None:
+        """Make one chunk of the patched rows. `_waiting_lock` is held."""
+        patches = self._patches
+        if not patches:
+            return
+        start = self.rows - len(self._patch_sizes)
+        times = np.repeat(
+            np.fromiter((time for _, time in patches), np.uint64, len(patches)),
+            [len(patch.keys) for patch, _ in patches],
+        )
+        chunk = Chunk(start, self._patched([patch for patch, _ in patches], start), times, None, self.schema)
+        chunk.set_keys(pa.array([key for patch, _ in patches for key in patch.keys], pa.binary()))
+        # If memory runs out up to here, all patches still wait.
+        self.bytes += chunk.nbytes - sum(self._patch_sizes) - (len(patches) - 1) * _CHUNK_OVERHEAD_BYTES
+        self.chunks += [chunk]
+        self._patches, self._patch_sizes = [], []
+        self._small_tail = 0
+        self._coalesce(1)
+
+    def _patched(self, patches: Sequence[Patch], start: int) -> pa.RecordBatch:
+        """The whole rows of these patches. `start`: the ordinal of the first one."""
+        roots: list[int] = []  # for each row the row below all patches
+        changes: list[dict[int, int]] = []  # and for each column that they change, which of its values below
+        values: dict[int, list[pa.Array]] = {}
+        counts: dict[int, int] = {}
+        for patch in patches:
+            firsts = [(column, counts.get(column, 0)) for column in patch.columns]
+            for row, at in enumerate(patch.base):
+                below = at - start
+                changed = dict(changes[below]) if below >= 0 else {}
+                changed.update((column, first + row) for column, first in firsts)
+                roots.append(roots[below] if below >= 0 else at)
+                changes.append(changed)
+            for place, (column, first) in enumerate(firsts):
+                values.setdefault(column, []).append(patch.batch.column(place))
+                counts[column] = first + len(patch.keys)
+        old = self._gathered(np.array(roots))
+        taken: dict[int, list[tuple[int, int]]] = {column: [] for column in values}
+        for row, changed in enumerate(changes):
+            for column, value in changed.items():
+                taken[column].append((row, value))
+        made = {}
+        for column, pairs in taken.items():
+            rows, places = np.array(pairs).T
+            index = np.arange(len(roots))
+            index[rows] = len(roots) + places
+            made[column] = pa.concat_arrays([old.column(column), *values[column]]).take(pa.array(index))
+        return with_columns(old, made)
+
+    def _gathered(self, ordinals: Positions) -> pa.RecordBatch:
+        """A copy of the rows of chunks, in this order."""
+        parts, places = [], []
+        for chunk, members, rows in self._by_chunk(ordinals):
+            parts.append(chunk.batch.take(pa.array(rows)))
+            places.append(members)
+        if len(parts) == 1:
+            return parts[0]
+        back = np.argsort(np.concatenate(places))
+        return concat_batches(parts).take(pa.array(back))
 
     def _decoded(self, block: memoryview) -> pa.RecordBatch:
         try:
@@ -165,7 +284,7 @@ class MemTable:
         # If memory runs out up to here, all blocks still wait.
         keys = [chunk.keys.to_pylist() for chunk in chunks]
         for chunk, listed in zip(chunks, keys):
-            self._index_small(chunk, listed)
+            self._index_small(chunk.start, listed, None)
         unseen = sum(c.nbytes for c in chunks) - sum(len(block) for block, _, _ in waiting)
         self.bytes += max(0, unseen) - (len(waiting) - len(chunks)) * _CHUNK_OVERHEAD_BYTES
         self.chunks += chunks
@@ -192,10 +311,10 @@ class MemTable:
                 for first, batch, (_, _, time) in zip(starts, batches, waiting)
             ]
 
-    def _index_small(self, chunk: Chunk, keys: Sequence[bytes]) -> None:
+    def _index_small(self, first: int, keys: Sequence[bytes], deleted: Mask | None) -> None:
+        """Index rows from the ordinal `first` on."""
         small, older = self._small, self._older
-        start, deleted = 2 * chunk.start, chunk.deleted
-        places: Iterable[int] = range(start, start + 2 * chunk.rows, 2)
+        places: Iterable[int] = range(2 * first, 2 * (first + len(keys)), 2)
         if deleted is not None:
             places = [place + gone for place, gone in zip(places, deleted.tolist())]
         for place, key in zip(places, keys):
@@ -212,10 +331,16 @@ class MemTable:
         if batch.num_rows:
             self.chunks[-1].set_keys(keys)
 
-    def _decode(self) -> None:
-        if self._waiting:
+    def _settle(self) -> None:
+        """Let no row wait. `_waiting_lock` is held."""
+        self._decode_waiting()
+        self._make_whole()
+
+    def settle(self) -> None:
+        """Decode all blocks and make all rows whole that wait. Any thread."""
+        if self._waiting or self._patches:
             with self._waiting_lock:
-                self._decode_waiting()
+                self._settle()
 
     def _coalesce(self, last: int) -> None:
         """Join the last chunks, and then also each earlier chunk that has no more rows than the joined one. So
@@ -249,7 +374,9 @@ class MemTable:
         """Return (ordinal, deleted) of the newest version of one key; None if the memtable lacks the key.
 
         With `brief`, raises WouldBlock if many rows are not indexed yet."""
-        self._decode()
+        if self._waiting:  # the keys of patched rows are known
+            with self._waiting_lock:
+                self._decode_waiting()
         found = self._small.get(key)
         best = None if found is None else (found >> 1, bool(found & 1))
         if self._big_end:
@@ -268,7 +395,7 @@ class MemTable:
 
     def newest(self, keys: pa.BinaryArray, hashes: U64) -> Positions:
         """Return the ordinal of the newest version of each key; -1 if the memtable lacks the key."""
-        self._decode()
+        self.settle()
         with self._lock:
             self._ensure_index(self.rows)
             return self._index.newest(keys, hashes, self)
@@ -307,15 +434,11 @@ class MemTable:
 
     def rows_at(self, ordinals: Positions) -> pa.RecordBatch:
         """Return the rows with these ordinals, in this order; at least one. A single row is not copied."""
+        self.settle()
         if len(ordinals) == 1:
             chunk, row = self._at(self.chunks, int(ordinals[0]))
             return chunk.batch.slice(row, 1)
-        parts, places = [], []
-        for chunk, members, rows in self._by_chunk(ordinals):
-            parts.append(chunk.batch.take(pa.array(rows)))
-            places.append(members)
-        back = np.argsort(np.concatenate(places))
-        return concat_batches(parts).take(pa.array(back))
+        return self._gathered(ordinals)
 
     def _by_chunk(self, ordinals: Positions) -> list[tuple[Chunk, Positions, Positions]]:
         chunks = self.chunks
@@ -359,7 +482,7 @@ class MemTable:
     def view(self) -> MemView:
         """An immutable view of the present rows."""
         with self._waiting_lock:
-            self._decode_waiting()
+            self._settle()
             return MemView(self, self.chunks, len(self.chunks), self.rows)
 
     def versions(self, key: bytes, end: int, *, brief: bool = False) -> Iterator[tuple[int, int, bool]]:

@@ -11,7 +11,7 @@ Invariant: the resulting rows and errors depend only on the block and the store'
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -24,8 +24,15 @@ from stele.model.errors import Code, Rejected
 from stele.model.hashing import hash_binary
 from stele.model.rows import null_faults
 from stele.model.schema import Schema
-from stele.tablet.block_checks import UNCHECKED, all_unchecked, complete, key_columns, with_columns
-from stele.tablet.memtable import SMALL_ROWS
+from stele.tablet.block_checks import (
+    UNCHECKED,
+    all_unchecked,
+    complete,
+    key_columns,
+    keys_given,
+    with_columns,
+)
+from stele.tablet.memtable import SMALL_ROWS, MemTable, Patch
 from stele.tablet.sorted_runs import Mask, Positions
 
 U64 = npt.NDArray[np.uint64]
@@ -52,6 +59,10 @@ class Rows(Protocol):
     @property
     def schema(self) -> Schema:
         """The schema of all rows."""
+
+    @property
+    def active(self) -> MemTable:
+        """The newest memtable, which is source 0 of `locate`."""
 
     def locate(self, keys: pa.BinaryArray, hashes: U64) -> Located:
         """The newest version of each key."""
@@ -85,9 +96,13 @@ class Plan:
     """What a block does: the rows to add, in order, and the errors of the other rows. `refused`: why it does
     nothing."""
 
-    puts: tuple[Put, ...] = ()
+    puts: tuple[Put | Patch, ...] = ()
     errors: tuple[RowError, ...] = ()
     refused: Rejected | None = None
+
+    def fits(self, active: MemTable) -> bool:
+        """Whether it can be applied to this memtable. A patch can only be applied to the one that has its old rows."""
+        return all(isinstance(put, Put) or put.table is active for put in self.puts)
 
 
 def plan_block(store: Rows, block: Block, size_bytes: int, others: U64 | None = None) -> Plan:
@@ -96,27 +111,29 @@ def plan_block(store: Rows, block: Block, size_bytes: int, others: U64 | None = 
     `others`: the hybrid times at which other attempts at the same part wrote. A row whose key has a version from one of
     these times counts as done (jobs.py)."""
     errors = null_faults(block, store.schema)
-    batch = complete(block, store.schema)
     rows = np.arange(block.rows, dtype=np.int64)
-    ops = block.row_ops
     if errors:
         rows = np.delete(rows, [e.row for e in errors])
-        batch = batch.take(pa.array(rows))
-        ops = None if ops is None else ops[rows]
+        block = _taken(block, rows)
     if others is not None and len(rows):
-        keys = key_bytes.encode_keys(batch, store.schema)
+        keys = key_bytes.encode_keys(block.batch, store.schema)
         left = np.flatnonzero(~store.written_at(keys, hash_binary(keys), others))
         if len(left) < len(rows):
-            batch, rows = batch.take(pa.array(left)), rows[left]
-            ops = None if ops is None else ops[left]
+            block, rows = _taken(block, left), rows[left]
     if len(rows) == 0:
         return Plan((), tuple(errors))
-    puts: list[Put] = []
+    puts: list[Put | Patch] = []
     plan = _small if len(rows) <= SMALL_ROWS else _big
-    found = plan(store, block, batch, rows, ops, size_bytes, puts)
+    found = plan(store, block, rows, size_bytes, puts)
     if found or errors:
         return Plan(tuple(puts), tuple(sorted((*errors, *found), key=lambda e: e.row)))
     return Plan(tuple(puts))
+
+
+def _taken(block: Block, rows: Positions) -> Block:
+    """These rows of the block."""
+    ops = None if block.row_ops is None else block.row_ops[rows]
+    return replace(block, batch=block.batch.take(pa.array(rows)), row_ops=ops)
 
 
 def _verdict(op: int, present: bool) -> tuple[bool, Code | None]:
@@ -141,15 +158,10 @@ def _too_long(row: int, length: int) -> RowError:
 
 
 def _small(
-    store: Rows,
-    block: Block,
-    batch: pa.RecordBatch,
-    rows: Positions,
-    ops: npt.NDArray[np.uint8] | None,
-    size_bytes: int,
-    puts: list[Put],
+    store: Rows, block: Block, rows: Positions, size_bytes: int, puts: list[Put | Patch]
 ) -> list[RowError]:
-    keys = key_bytes.key_list(key_columns(batch, store.schema))
+    keys = key_bytes.key_list(keys_given(block, store.schema))
+    ops = block.row_ops
     errors: list[RowError] = []
     taken: list[int] = []
     gone: list[bool] = []
@@ -188,11 +200,19 @@ def _small(
         gone.append(deleted)
     if not taken:
         return errors
+    taken_keys = [keys[at] for at in taken]
+    if len(stored) == len(taken) and all(source == 0 for source, _, _ in stored_at):
+        base = [place for _, place, _ in stored_at]
+        if store.active.may_wait(base):
+            some = block if len(taken) == len(keys) else _taken(block, np.array(taken))
+            columns = tuple(store.schema.places[column_id] for column_id in block.column_ids)
+            puts.append(Patch(store.active, base, columns, some.batch, size_bytes, taken_keys))
+            return errors
+    batch = complete(block, store.schema)
     if stored:
         source, place, live = zip(*stored_at)
         old = store.fetch(Located(np.array(source), np.array(place), np.array(live)))
         batch = _overlay(block, batch, np.array(stored), old, store.schema)
-    taken_keys = [keys[at] for at in taken]
     if len(taken) < len(keys):
         batch = batch.take(pa.array(taken))
     puts.append(Put(batch, np.array(gone) if any(gone) else None, size_bytes, taken_keys))
@@ -222,14 +242,9 @@ def _overlay(
 
 
 def _big(
-    store: Rows,
-    block: Block,
-    batch: pa.RecordBatch,
-    rows: Positions,
-    ops: npt.NDArray[np.uint8] | None,
-    size_bytes: int,
-    puts: list[Put],
+    store: Rows, block: Block, rows: Positions, size_bytes: int, puts: list[Put | Patch]
 ) -> list[RowError]:
+    batch, ops = complete(block, store.schema), block.row_ops
     variable = any(
         pa.types.is_string(a.type) or pa.types.is_binary(a.type) for a in key_columns(batch, store.schema)
     )
@@ -269,7 +284,7 @@ def _put(
     each: npt.NDArray[np.uint8],
     keys: pa.BinaryArray,
     size_bytes: int,
-    puts: list[Put],
+    puts: list[Put | Patch],
 ) -> None:
     """Put the final row of each key. Completed rows may exceed an Arrow array; then put them in halves."""
     every = len(found.rows) == batch.num_rows
