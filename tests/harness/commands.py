@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import IO
 
 from tests.harness.processes import Cluster
-from tests.harness.template import Forked, template
+from tests.harness.template import Forked, Template, template
 
 ENDS_WITHIN_S = 300.0
 
@@ -30,6 +30,19 @@ def command(*arguments: str) -> tuple[int, str]:
     with _running(arguments, ()) as (process, output):
         code = process.wait(ENDS_WITHIN_S)
         return code, _printed(output)
+
+
+async def outcome(
+    program: Template, arguments: Sequence[str], environment: dict[str, str]
+) -> tuple[int, str, str]:
+    """A command of any program: its exit code, output and errors."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = program.start(list(arguments), environment, output.fileno(), errors=errors.fileno())
+        try:
+            return await process.ended(ENDS_WITHIN_S), _printed(output), _printed(errors)
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
 
 
 @contextmanager

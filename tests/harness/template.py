@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 _ORDER_BYTES = 1 << 17
-_FDS = 2
+_FDS = 3
 _SEGMENT_BYTES = 4 << 20
 _PR_SET_PDEATHSIG = 1
 _FORK_SAFE = {"jemalloc_bg_thd"}
@@ -117,17 +117,18 @@ class Template:
         claim: int | None = None,
         group: int | None = None,
         folder: Path | None = None,
+        errors: int | None = None,
     ) -> Forked:
-        """The program with these arguments. `output`, `claim`: descriptors for its output, and one that it keeps open.
-        `folder`: where it runs, if elsewhere than this process."""
+        """The program with these arguments. `output`, `errors`, `claim`: descriptors for its output, for its errors if they go
+        elsewhere, and one that it keeps open. `folder`: where it runs, if elsewhere than this process."""
         order = {
             "arguments": arguments,
             "environment": environment,
             "folder": str(folder or Path.cwd()),
             "group": group,
         }
-        fds = (output,) if claim is None else (output, claim)
-        return Forked(self, self.ask(order, *fds))
+        fds = (output, output if errors is None else errors)
+        return Forked(self, self.ask(order, *(fds if claim is None else (*fds, claim))))
 
     def ask(self, order: dict[str, Any], *fds: int) -> Any:
         """The template's answer.
@@ -199,10 +200,11 @@ def _become(program: str, order: dict[str, Any], fds: list[int], template_pid: i
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != template_pid:
         os._exit(1)
-    output, *_kept = fds
+    output, errors, *_kept = fds
     os.dup2(output, 1)
-    os.dup2(output, 2)
+    os.dup2(errors, 2)
     os.close(output)
+    os.close(errors)
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["folder"])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.commands import outcome
 from tests.harness.processes import Cluster, Member
 from tests.harness.template import Forked, Template, operator_template, template
 
@@ -49,6 +50,13 @@ def test_the_operator_has_a_template_of_its_own(tmp_path: Path) -> None:
         process = operator_template().start(arguments, dict(os.environ), out.fileno())
     assert process.wait(WITHIN_S) == 2
     assert output.read_text().startswith("stele-operator: kubeconfig "), output.read_text()
+
+
+async def test_its_errors_go_elsewhere_if_that_is_asked_for(tmp_path: Path) -> None:
+    code, output, errors = await outcome(template(), ["foo"], dict(os.environ))
+    assert (code, output, errors) == (2, "", "stele: No such command 'foo'; see `stele --help`\n")
+    code, output, errors = await outcome(template(), ["--version"], dict(os.environ))
+    assert code == 0 and output.startswith("stele, version ") and not errors
 
 
 def test_it_runs_in_a_folder_of_its_own_and_imports_what_its_path_says(tmp_path: Path) -> None:

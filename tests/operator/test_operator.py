@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from functools import partial
@@ -12,6 +13,8 @@ import pytest
 
 from stele_local.kinds import CONFIG_MAP
 from stele_operator.plan.naming import ANNOTATION_NODE_ID
+from tests.harness.commands import outcome
+from tests.harness.template import operator_template
 from tests.operator.cluster import Bench, bench
 
 MASTERS = {f"flights-master-{i}" for i in range(3)}
@@ -199,8 +202,10 @@ async def a_second_operator_waits_for_the_lease(made: Bench) -> None:
         return await made.kube.get("Lease", "default", "stele-operator") is not None
 
     await made.until("the lease is held", held)
-    other = await run(
-        "--kubeconfig", str(made.local.kubeconfig), "--namespace", "default", "--metrics-port", "0"
+    words = ("--kubeconfig", str(made.local.kubeconfig), "--namespace", "default", "--metrics-port", "0")
+    pipe = asyncio.subprocess.PIPE
+    other = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "stele_operator", "run", *words, stdout=pipe, stderr=pipe
     )
     try:
         assert other.stderr is not None
@@ -236,14 +241,6 @@ async def test_what_only_the_operator_can_see_is_a_condition_and_an_event(tmp_pa
         await made.until("an event says so", said)
 
 
-async def run(*arguments: str) -> asyncio.subprocess.Process:
-    """An operator process whose output the test reads."""
-    pipe = asyncio.subprocess.PIPE
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "stele_operator", "run", *arguments, stdout=pipe, stderr=pipe
-    )
-
-
 async def test_a_wrong_kubeconfig_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
     no_yaml, no_server = tmp_path / "no-yaml", tmp_path / "no-server"
     no_yaml.write_text("clusters: {")
@@ -256,10 +253,10 @@ async def test_a_wrong_kubeconfig_is_one_line_that_says_what_to_do(tmp_path: Pat
         (no_yaml, "cannot be used"),
         (no_server, "check its server and credentials"),
     ):
-        process = await run("--kubeconfig", str(path), "--metrics-port", "0")
-        _, errors = await process.communicate()
-        lines = errors.decode().strip().splitlines()
-        assert process.returncode == 2, lines
+        arguments = ("run", "--kubeconfig", str(path), "--metrics-port", "0")
+        code, _, errors = await outcome(operator_template(), arguments, dict(os.environ))
+        lines = errors.strip().splitlines()
+        assert code == 2, lines
         assert len(lines) == 1, lines
         assert words in lines[0]
         assert str(path) in lines[0]
