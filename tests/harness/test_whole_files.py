@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,7 +49,19 @@ def test_one_worker_runs_the_files_that_go_together(tmp_path: Path) -> None:
     done = _run(tmp_path)
     assert f"{len(names)} passed" in done.stdout, done.stdout + done.stderr
     ran = {name: (tmp_path / f"{name}.by").read_text() for name in names}
-    assert len({ran[name] for name in TOGETHER}) == 1 and len(set(ran.values())) == 2
+    for together in set(TOGETHER.values()):
+        assert len({ran[name] for name in TOGETHER if TOGETHER[name] == together}) == 1
+    assert len(set(ran.values())) == 2
+
+
+def test_all_sessions_of_spark_in_a_tests_own_process_are_in_few_javas() -> None:
+    """Files whose tests have a session by a fixture, or make one."""
+    makes = re.compile(
+        r"\b(?:spark|read|engine): (?:Any|Callable)|^ +\w+ = session\(|\bspark_python\(\)", re.MULTILINE
+    )
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if path.parent.name in ("spark", "docs")]
+    found = {str(path.relative_to(ROOT)) for path in files if makes.search(path.read_text())}
+    assert found == set(TOGETHER)
 
 
 def test_workers_collect_from_different_folders_and_name_the_same_tests(tmp_path: Path) -> None:

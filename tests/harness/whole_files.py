@@ -18,17 +18,30 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-TOGETHER = dict.fromkeys(
-    (
+_SPARK = {
+    "Spark": (
         "tests/spark/test_spark.py",
         "tests/spark/test_following.py",
         "tests/spark/test_retries.py",
         "tests/docs/test_spark.py",
+        "tests/docs/test_spark_flights.py",
+        "tests/spark/test_near.py",
+        "tests/spark/test_lost_nodes.py",
     ),
-    "Spark",
-)
+    "Spark's catalog, and executors": (
+        "tests/spark/test_jvm.py",
+        "tests/spark/test_backup_jobs.py",
+        "tests/spark/test_columns.py",
+        "tests/spark/test_jvm_changes.py",
+        "tests/spark/test_jvm_creating.py",
+        "tests/spark/test_own_host.py",
+        "tests/spark/test_parts.py",
+        "tests/spark/test_speculation.py",
+    ),
+}
+TOGETHER = {file: name for name, files in _SPARK.items() for file in files}
 """Files that one worker runs, by the name of what they share. All sessions of a process share one Java, which takes seconds to
-start, and many more until it is fast."""
+start, and many more until it is fast. Two of them do not keep the run waiting at its end."""
 
 
 class WholeFiles(LoadFileScheduling):
