@@ -2,6 +2,6 @@
 imports it.
 
 A pass is four calls: observe (authoritative lists), plan (pure), act (preconditions on everything), report
-(status, events, metrics). Invariant: whatever is in memory, the next pass or the next process can find out
-again.
+(status, events, metrics). Invariant: everything in memory can be found out again by the next pass or the next
+process.
 """

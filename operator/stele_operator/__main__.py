@@ -1,7 +1,7 @@
 """The command line `stele-operator`. Reads settings, reports a fault in one line, starts app.
 
-Exit codes of `run`: 0 stopped, 2 a wrong setting, 75 the lease was lost. Of `plan`: 0 all is reached, 1 not all
-is, 2 a wrong file or setting, 75 try again later.
+Exit codes of `run`: 0 stopped; 2 a setting is wrong; 75 the lease was lost. Exit codes of `plan`: 0 all is
+reached; 1 not all is reached; 2 a file or setting is wrong; 75 try again later.
 """
 
 from __future__ import annotations
@@ -153,11 +153,11 @@ def run(
 def plan(file: TextIO, namespace: str, kubeconfig: str, masters: str, image: str, as_json: bool) -> None:
     """Show what changed manifests would do to a running cluster, before anything happens.
 
-    Nothing is changed. The answer comes from the planners of operator and driver, which run on a simulated
-    copy of the cluster. It says what would be refused, and which pods are made again. It says which nodes
-    come and go, which replicas are copied, and what is at risk meanwhile. A field that the file leaves out
-    gets its default. Exit code 1 means that something would be refused or not reached, or that a tablet could
-    not be used meanwhile.
+    Nothing is changed. The planners of operator and driver run on a simulated copy of the cluster, and give
+    the answer. It says what would be refused, and which pods are made again. It says which nodes come and go,
+    which replicas are copied, and what is at risk meanwhile. A field that the file leaves out gets its
+    default. Exit code 1 means that something would be refused or not reached, or that a tablet could not be
+    used meanwhile.
 
     Example: stele-operator plan -f new.yaml
     """

@@ -1,8 +1,8 @@
-"""Act: carries planned actions out, in their order. Called by reconcile; decides nothing.
+"""Carries out planned actions, in their order. Called by reconcile; decides nothing.
 
-Invariants: an action that depends on a failed one is not done (plan/order.py), and all others are. The next
-pass plans again from the present state. A pod that runs is not deleted for a roll once the actions before have taken
-long: by then another may be away.
+Invariants: an action that depends on a failed one is not done (plan/order.py); all others are. The next pass
+plans again from the present state. A running pod is not deleted for a roll if the actions before took long:
+by then another member may be away.
 """
 
 from __future__ import annotations
@@ -46,31 +46,37 @@ log = structlog.get_logger("stele.operator.act")
 Json = dict[str, Any]
 _REFUSALS = (400, 403, 422)
 ROLL_WITHIN_S = 3.0
-"""How long after the first action of a pass a pod may be deleted for a roll. It is three heartbeats: by then
-masters know that a member is silent."""
+"""How many seconds after the first action of a pass a pod may still be deleted for a roll. It is the time of
+three heartbeats: after that, masters may know of another silent member.
+"""
 _UNANSWERED = (Code.NOT_LEADER, Code.NOT_READY, Code.NO_QUORUM, Code.UNAVAILABLE, Code.TIMED_OUT)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of an action. `error`: "" if it was done. `changed_under`: an object had changed since it
-    was observed."""
+    """The result of an action. `error`: "" if the action was done. `changed_under`: an object had changed
+    since it was observed.
+    """
 
     action: Action
     error: str = ""
     changed_under: bool = False
     refused: bool = False
-    """The API server refused it for a lasting reason (no allowVolumeExpansion, a quota, an admission
-    rule), or the masters refused an impossible table."""
+    """The API server refused the action for a lasting reason (no allowVolumeExpansion, a quota, an admission
+    rule), or the masters refused an impossible table.
+    """
     held: bool = False
-    """Not tried in this pass. Either it failed a moment ago, and `error` is that failure. Or it depends on an
-    action that failed, or it is a roll that came too late in the pass; then `changed_under` is set too."""
+    """The action was not tried in this pass. If it failed a moment ago, `error` is that failure. If it
+    depends on a failed action, or is a roll that came too late in the pass, `changed_under` is set too.
+    """
     unanswered: bool = False
-    """No master answered."""
+    """Whether no master answered."""
 
 
 def refusals(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], str]:
-    """Why pods and claims were refused, by kind and name; tables, by TabletGroup; and the number of masters."""
+    """Why requests were refused. Pods and claims are found by kind and name, tables by TabletGroup, the
+    number of masters by MASTERS_REFUSED.
+    """
     found = {}
     for x in outcomes:
         if isinstance(x.action, CreatePod | CreateClaim) and x.error and not x.changed_under:
@@ -83,7 +89,7 @@ def refusals(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], str]:
 
 
 def _shared(has: Json, wanted: Json) -> bool:
-    """Whether two objects' metadata have an owner in common, or the identity of a node."""
+    """Whether two objects' metadata name the same owner, or the identity of the same node."""
     owners = [{r["uid"] for r in m.get("ownerReferences") or ()} for m in (has, wanted)]
     ids = [(m.get("annotations") or {}).get(ANNOTATION_NODE_ID) for m in (has, wanted)]
     return bool(owners[0] & owners[1]) or (ids[0] is not None and ids[0] == ids[1])
@@ -100,7 +106,7 @@ def _log_outcome(outcome: Outcome) -> None:
 
 
 class Actor:
-    """Carries actions out for one cluster."""
+    """Carries out the actions for one cluster."""
 
     def __init__(
         self,
@@ -110,8 +116,9 @@ class Actor:
         waits: Callable[[Action], Outcome | None] = lambda action: None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`waits`: the outcome of an action that failed a moment ago and must not be tried yet; None: try
-        it."""
+        """`waits` returns the outcome of an action that failed a moment ago and must not be tried yet. It
+        returns None if the action may be tried.
+        """
         self._kube = kube
         self._namespace = namespace
         self._link = link
@@ -119,8 +126,9 @@ class Actor:
         self._now_s = now_s
 
     async def carry_out(self, actions: Sequence[Action]) -> list[Outcome]:
-        """Carry out each action once, in order, except those that depend on one that failed. Returns all
-        outcomes."""
+        """Carry out each action once, in order, except those that depend on a failed one. Returns all
+        outcomes.
+        """
         outcomes, held, began_s = [], Held(), self._now_s()
         for action in actions:
             outcome = self._not_now(action, held, began_s) or await self._one(action)
@@ -215,8 +223,13 @@ class Actor:
             await self._recognise(action, exc)
 
     async def _recognise(self, action: CreateObject, exists: Conflict) -> None:
-        """Handle an object that exists but was not listed: it was created since, lost its labels, or is
-        somebody else's."""
+        """Handle an object that exists but was not listed: it was created since, lost its labels, or belongs
+        to somebody else.
+
+        Raises:
+            Conflict: the object has gone again.
+            KubeError: the object belongs to somebody else.
+        """
         everything = await self._kube.list(action.kind, self._namespace)
         there = next((raw for raw in everything if raw["metadata"]["name"] == action.name), None)
         if there is None:

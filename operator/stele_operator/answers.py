@@ -1,7 +1,7 @@
 """Answers the annotation `stele.dev/plan` of a TabletCluster in its `status.plan`. Called by reconcile.
 
-Owns the task that works on the answer, which no pass waits for. Invariant: an answer names the annotation and the
-generation that it is for, so an answered question is not answered again, whoever asks.
+Owns the task that works on an answer. No pass waits for this task. Invariant: an answer names the annotation
+and the generation that it is for. So each question is answered once, also across restarts of the operator.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _QUESTION_MAX = 64 << 10
 
 
 class Answers:
-    """The answer for one TabletCluster. `wake`: called once it is there."""
+    """The answer for one TabletCluster. `wake` is called once the answer is there."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -40,8 +40,10 @@ class Answers:
         self._found: Json | None = None
 
     def to(self, o: Observation, link: MasterLink | None, there: Json | None, now: str) -> Json | None:
-        """What status.plan should be now; None if nobody asks. `there`: the present one, which stays until a new
-        question is answered. The work on a question begins once the masters answer and have heard from all nodes."""
+        """What status.plan should be now; None if nobody asks. `there`: the present status.plan, which stays
+        until a new question is answered. Work on a question begins once the masters answer and have heard
+        from all nodes.
+        """
         question = o.cluster.question
         if not question.strip():
             self._asked = self._found = None
@@ -62,7 +64,7 @@ class Answers:
         return there
 
     async def close(self) -> None:
-        """End the work."""
+        """Stop the work on the answer."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -100,15 +102,22 @@ class Answers:
 
 
 def respond(o: Observation, question: str, catalog: Catalog, stop: Callable[[], bool] = never) -> Foretold:
-    """What the changes in an annotation would do. They are a merge patch of the present spec, as YAML or JSON.
-    `stop`: as in `foretell`."""
+    """What the changes in an annotation would do. The changes are a merge patch of the present spec, as YAML
+    or JSON. `stop`: as in `foretell`.
+    """
     cluster = f"TabletCluster {o.cluster.namespace}/{o.cluster.name}"
     if o.cluster.spec is None:
         return Foretold(
-            cluster, refused=("the present spec breaks a rule, so nothing can be merged into it",)
+            cluster,
+            refused=("the present spec breaks a rule, so it cannot be changed by a patch: correct it first",),
         )
     if len(question) > _QUESTION_MAX:
-        return Foretold(cluster, refused=(f"the annotation is longer than {_QUESTION_MAX >> 10} KiB",))
+        return Foretold(
+            cluster,
+            refused=(
+                f"the annotation is longer than {_QUESTION_MAX >> 10} KiB: give only fields that change",
+            ),
+        )
     try:
         found = strict.documents(question, of_strangers=True)
     except strict.BadText as exc:
@@ -116,7 +125,10 @@ def respond(o: Observation, question: str, catalog: Catalog, stop: Callable[[], 
     patch = found[0] if len(found) == 1 else None
     if not isinstance(patch, dict):
         return Foretold(
-            cluster, refused=('the annotation is not a part of a spec, such as {"nodes": {"replicas": 4}}',)
+            cluster,
+            refused=(
+                'the annotation is not a part of a spec; expected an object such as {"nodes": {"replicas": 4}}',
+            ),
         )
     present = o.cluster.spec.model_dump(mode="json", exclude_none=True)
     spec, faults = strict.spec_of(TabletClusterSpec, merged(present, patch))
@@ -126,7 +138,7 @@ def respond(o: Observation, question: str, catalog: Catalog, stop: Callable[[], 
 
 
 def merged(there: Any, patch: Any) -> Any:
-    """A JSON merge patch (RFC 7386) applied to a value."""
+    """The value `there` after a JSON merge patch (RFC 7386)."""
     if not isinstance(patch, dict):
         return patch
     result = dict(there) if isinstance(there, dict) else {}

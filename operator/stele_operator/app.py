@@ -1,6 +1,6 @@
 """The whole operator: connection, lease, probes, sweep, watches. Called by the command line.
 
-Owns the order of starting and stopping. Invariant: nothing acts before the lease is held.
+Owns the order in which these start and stop. Invariant: nothing acts before the lease is held.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Settings of a process. `namespaces`: empty for all. `metrics_port` 0: any free one."""
+    """Settings of a process. `namespaces`: empty for all namespaces. `metrics_port`: 0 for any free port."""
 
     image: str
     identity: str
@@ -47,7 +47,7 @@ async def run(options: Options) -> None:
     """Run until SIGTERM or SIGINT.
 
     Raises:
-        BadKubeconfig: the API server cannot be used as given; one line that says what to do.
+        BadKubeconfig: the API server cannot be used as given. The message is one line that says what to do.
         Rejected: the metrics port is in use.
     """
     kube = Kube(await configuration(options.kubeconfig))
@@ -72,8 +72,8 @@ async def run(options: Options) -> None:
 
 
 async def serve(kube: Kube, options: Options) -> None:
-    """Run over a connection. It answers probes from the start, so that it is not killed while it waits for
-    the API server.
+    """Run over a connection. Probes are answered from the start, so that the kubelet does not kill a process
+    that waits for the API server.
 
     Raises:
         BadKubeconfig, Rejected: as `run`.
@@ -95,12 +95,13 @@ async def serve(kube: Kube, options: Options) -> None:
 
 
 def prepare_interpreter() -> None:
-    """Tune the interpreter: threads yield to the event loop soon, and the collector skips what is loaded
-    by now.
+    """Tune the interpreter: threads give way to the event loop after 1 ms, and the garbage collector skips
+    what is loaded by now.
 
-    A garbage collection stops all threads. One of the youngest generation takes a ms; a full one takes 50 ms with a
-    view of ten thousand tablets. So young collections are frequent, and every other one has both young generations.
-    Full ones are very rare: hardly any object that lasts is in a cycle.
+    A garbage collection stops all threads. A collection of the youngest generation takes 1 ms; a full one
+    takes 50 ms with a view of ten thousand tablets. So young collections are frequent, and every other one
+    collects both young generations. Full collections are very rare, because hardly any long-lived object is
+    in a cycle.
     """
     sys.setswitchinterval(0.001)
     gc.collect()
@@ -111,15 +112,15 @@ def prepare_interpreter() -> None:
 async def _introduce(kube: Kube, options: Options) -> None:
     """Wait for the CustomResourceDefinitions, and in a pod for the API server too.
 
-    Outside a pod an unusable API server is an error at once. A pod that ended would restart only after up to
-    five minutes.
+    Outside a pod an unusable API server is an error at once. In a pod the process waits: if it ended, the
+    kubelet could restart it up to five minutes late.
     """
     told = ""
     while True:
         try:
             if await kube.serves_our_resources():
                 return
-            why = "the CustomResourceDefinitions are missing, waiting for them: kubectl apply -f crds/"
+            why = "the CustomResourceDefinitions are missing; to create them: kubectl apply -f crds/"
         except KubeError as exc:
             if not in_cluster(options.kubeconfig):
                 raise _unusable(kube, options, exc) from exc

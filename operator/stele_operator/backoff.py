@@ -15,12 +15,12 @@ from stele_operator.plan.order import identity
 
 FIRST_S = 1.0
 MAX_S = 15.0
-"""The longest wait, the same as after a pass that failed as a whole."""
+"""The longest wait in seconds. It equals the longest wait after a pass that failed as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The last outcome of an action, and when it is tried again."""
+    """The last failure of an action, and when to try the action again."""
 
     error: str
     refused: bool
@@ -38,13 +38,13 @@ class Backoff:
         self._generation = 0
 
     def of(self, generation: int) -> None:
-        """Set the generation of the spec for the next pass."""
+        """Set the generation of the spec for the next pass. If it changed, forget all failures."""
         if generation != self._generation:
             self._failed.clear()
         self._generation = generation
 
     def early(self, action: Action, now_s: float) -> Outcome | None:
-        """The last outcome of an action that must not be tried yet; None: try it."""
+        """The last outcome of an action that must not be tried yet; None if it may be tried."""
         failed = self._failed.get(identity(action))
         # The second bound matters if the API server's clock was set back.
         if failed is None or not failed.again_s - MAX_S <= now_s < failed.again_s:
@@ -52,8 +52,9 @@ class Backoff:
         return Outcome(action, failed.error, refused=failed.refused, held=True)
 
     def learn(self, outcomes: Iterable[Outcome], now_s: float) -> None:
-        """Record outcomes of a pass. The wait doubles with each failure. If an object changed meanwhile
-        there is no wait."""
+        """Record the outcomes of a pass. The wait of an action doubles with each failure. There is no wait if
+        an object had changed meanwhile.
+        """
         for outcome in outcomes:
             key = identity(outcome.action)
             self._planned.add(key)
@@ -66,6 +67,6 @@ class Backoff:
                 self._failed[key] = Failed(outcome.error, outcome.refused, tries, now_s + wait_s)
 
     def end_pass(self) -> None:
-        """End a pass: forget actions that it did not plan."""
+        """End a pass: forget the actions that it did not plan."""
         self._failed = {key: failed for key, failed in self._failed.items() if key in self._planned}
         self._planned.clear()

@@ -1,7 +1,8 @@
-"""Serves TabletBackups, TabletBackupSchedules and TabletRestores of all namespaces, as Jobs. Started by app, woken by handlers.
+"""Serves TabletBackups, TabletBackupSchedules and TabletRestores of all namespaces, as Jobs. Started by app,
+woken by handlers.
 
-A pass lists, decides (plan/errands.py, plan/schedules.py), acts and reports. It remembers nothing that the next one could not
-find out again. Invariant: what is wrong with one resource stops no other, and no cluster.
+A pass lists, decides (plan/errands.py, plan/schedules.py), acts and reports. Everything that it remembers the
+next pass could find out again. Invariant: a fault of one resource stops no other resource and no cluster.
 """
 
 from __future__ import annotations
@@ -50,18 +51,21 @@ BUSY_S = 2.0
 _FAILED_S = 5.0
 _LOG_LINES = 30
 _LOG_WITHIN_S = 5.0
-"""How long the log of one pod may take. Its machine may be off, and others wait for this pass."""
+"""Seconds to wait for the log of one pod. Its machine may be off, and all other resources wait for this pass."""
 _HANGS_AFTER_S = 60.0
-"""How long after its grace period a pod that is deleted may still exist, before it is removed by force."""
+"""How many seconds after its grace period a deleted pod may still exist, before it is removed by force."""
 _TRACKED = "batch.kubernetes.io/job-tracking"
-"""The finalizer of a Job's pod. Kubernetes' Job controller removes it once the pod has ended. If the pod's machine is
-gone, nothing reports that end."""
+"""The finalizer of a Job's pod. Kubernetes' Job controller removes it once the pod has ended. If the pod's
+machine is gone, nothing reports that end.
+"""
 _STARTED_AFTER_S = 20.0
-"""How long a pod may wait for a machine, a volume or an image before the status says so."""
+"""How many seconds a pod may wait for a machine, a volume or an image before the status says so."""
 
 
 class Errands:
-    """The task for these resources. `namespaces`: empty for all. `link_of`: the connections to a cluster."""
+    """The task that serves these resources. `namespaces`: empty for all namespaces. `link_of` returns the
+    connections to a cluster.
+    """
 
     def __init__(
         self,
@@ -79,14 +83,16 @@ class Errands:
         self._woken = asyncio.Event()
         self._unserved = False
         self._measured: dict[str, set[str]] = {}
-        """The namespaces that have series of metrics, by the namespace that was listed ("" for all)."""
+        """Namespaces that have series of metrics, by the namespace in which they were listed ("" for all)."""
 
     def wake(self) -> None:
         """Run a pass now, because something changed."""
         self._woken.set()
 
     async def run_for_ever(self) -> None:
-        """Run passes: each 2 s while something runs, else each 30 s, and when a backup is due."""
+        """Run passes: every 2 s while something runs, otherwise every 30 s. Also when a backup is due or
+        `wake` was called.
+        """
         while True:
             self._woken.clear()
             wait_s = min([await self._try(namespace) for namespace in self._namespaces])
@@ -102,14 +108,14 @@ class Errands:
             return await self.run_pass(namespace)
         except KubeError as exc:
             log.warning(
-                "backups are not looked at; the next pass tries again", namespace=namespace, error=str(exc)
+                "backups could not be served; the next pass tries again", namespace=namespace, error=str(exc)
             )
         except Exception:
-            log.exception("backups are not looked at; the next pass tries again", namespace=namespace)
+            log.exception("backups could not be served; the next pass tries again", namespace=namespace)
         return _FAILED_S
 
     async def run_pass(self, namespace: str) -> float:
-        """One pass over a namespace, or over all ("" ). Returns the wait (s) until the next.
+        """Run one pass over a namespace, or over all (""). Returns the seconds until the next pass.
 
         Raises:
             KubeError: a list failed; nothing was done.
@@ -126,7 +132,7 @@ class Errands:
                 wait_s = min(wait_s, await self._serve(each, mine))
             except KubeError as exc:
                 log.warning(
-                    "backups are not looked at; the next pass tries again", namespace=each, error=str(exc)
+                    "backups could not be served; the next pass tries again", namespace=each, error=str(exc)
                 )
                 wait_s = min(wait_s, _FAILED_S)
         return wait_s
@@ -158,10 +164,16 @@ class Errands:
             try:
                 acted = await self._carry_out(raw, errand, decision, world.now_s)
             except (Conflict, NotFound) as exc:
-                log.info("changed meanwhile; the next pass looks again", name=errand.name, error=str(exc))
+                log.info(
+                    "the resource changed meanwhile; the next pass looks again",
+                    name=errand.name,
+                    error=str(exc),
+                )
                 acted = True
             except KubeError as exc:
-                log.warning("not done; the next pass tries again", name=errand.name, error=str(exc))
+                log.warning(
+                    "an action was refused; the next pass tries again", name=errand.name, error=str(exc)
+                )
                 text = f"the API server refused the next action: {exc}"
                 await self._reporter.event(errand.kind, raw, "Refused", text, world.now_s, True)
                 acted = True
@@ -201,7 +213,7 @@ class Errands:
         )
 
     async def _holds(self, namespace: str, errands: Sequence[Errand], jobs: Mapping[str, JobSeen]) -> Seen:
-        """What the holds of these backups cost now."""
+        """What the holds of these backups cost now, by cluster and name."""
         wanted: dict[str, set[str]] = {}
         for e in errands:
             if isinstance(e.spec, TabletBackupSpec) and not e.deleting and (names := holds_of(e, jobs)):
@@ -213,11 +225,11 @@ class Errands:
         return found
 
     async def _free(self, namespace: str, pods: Sequence[Json], now_s: float) -> None:
-        """Remove by force the pods that hang in deletion, as on a machine that died. Otherwise their Jobs would never
-        make another pod.
+        """Remove by force the pods that hang in deletion, for example on a machine that died. Otherwise their
+        Jobs would never make another pod.
 
-        The process of such a pod may still run. Then the claim on a backup's folder keeps two from writing, and two
-        restores write the same rows.
+        The process of such a pod may still run, beside the one of the next pod. For a backup, the claim on
+        its folder allows only one writer. Two restores write the same rows, which does no harm.
         """
         for pod in pods:
             metadata = pod["metadata"]
@@ -257,10 +269,10 @@ class Errands:
         return found if not isinstance(progress, dict) else _with(found, progress)
 
     async def _carry_out(self, raw: Json, e: Errand, decision: Decision, now_s: float) -> bool:
-        """Act, then write the status, then the events. Returns whether anything was changed.
+        """Act, then write the status, then send the events. Returns whether anything was changed.
 
         Raises:
-            KubeError: an action failed; what comes after it was not done.
+            KubeError: an action failed; the steps after it were not done.
         """
         for action in decision.actions:
             match action:
@@ -295,7 +307,7 @@ class Errands:
 
 
 def parse(raw: Json) -> Errand:
-    """A resource as the API server gave it."""
+    """A TabletBackup, TabletBackupSchedule or TabletRestore as the API server gave it."""
     metadata = raw["metadata"]
     spec, faults, _ = read_spec(_MODELS[raw["kind"]], raw)
     owners = metadata.get("ownerReferences") or ()
@@ -353,9 +365,11 @@ def seen_job(job: Json, pods: Sequence[Json], now_s: float) -> JobSeen:
 
 
 def _end(pod: Json) -> tuple[float, bool, Json] | None:
-    """(When its container ended, whether well, what it said); None while it runs.
+    """When the pod's container ended, whether it ended well, and what it said; None while it runs.
 
-    Of ends in one second a good one is the last, as a Job starts no pod after it."""
+    If several pods end in the same second, the one that ended well counts as the last: a Job starts no pod
+    after it.
+    """
     for status in (pod.get("status") or {}).get("containerStatuses") or ():
         ended = (status.get("state") or {}).get("terminated")
         if ended is None:
@@ -370,7 +384,7 @@ def _end(pod: Json) -> tuple[float, bool, Json] | None:
 
 
 def _waits(pod: Json, now_s: float) -> str:
-    """Why a pod does not start, once that takes long."""
+    """Why a pod has not started, if that takes long; otherwise ""."""
     status = pod.get("status") or {}
     if status.get("phase") != "Pending":
         return ""
@@ -387,7 +401,7 @@ def _waits(pod: Json, now_s: float) -> str:
 
 
 def last_line(text: str) -> Json:
-    """The last line that is a JSON object; {} if there is none."""
+    """The last line of the text that is a JSON object; {} if there is none."""
     for line in reversed(text.splitlines()):
         if line.startswith("{"):
             try:

@@ -1,7 +1,7 @@
 """All cluster tasks of this process, and the sweep that finds dead watches. Used by app and handlers.
 
-Owns the tasks. Events are hints that wake a task sooner. The sweep lists all resources every 30 s, and starts
-the tasks of which no event came. Invariant: at most one task per namespace and name.
+Owns the tasks. Events only wake a task sooner. The sweep lists all resources every 30 s, and starts tasks for
+clusters whose events did not arrive. Invariant: at most one task per namespace and name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REFUSED = (403, 404)
 
 
 class Fleet:
-    """Starts, wakes and ends cluster tasks. `namespaces`: empty for all."""
+    """Starts, wakes and ends cluster tasks. `namespaces`: empty for all namespaces."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Fleet:
         self._leads = True
 
     def wake(self, namespace: str, name: str) -> None:
-        """Start a pass over a cluster now, with a new task if it has none."""
+        """Run a pass over a cluster now. If the cluster has no task, start one."""
         if self._closed or not name:
             return
         entry = self._tasks.get((namespace, name))
@@ -75,7 +75,7 @@ class Fleet:
         )
 
     def link(self, namespace: str, name: str) -> MasterLink | None:
-        """The connections to a cluster; None while there are none."""
+        """The connections to a cluster; None if it has none."""
         entry = self._tasks.get((namespace, name))
         return None if entry is None or entry[1].done() else entry[0].link
 
@@ -101,24 +101,26 @@ class Fleet:
             self.wake(metadata["namespace"], _cluster_name(raw))
 
     def note_pass(self, done: bool = True) -> None:
-        """Record that a pass has ended. `done` is false if the API server refused it or gave an unusable answer.
+        """Record that a pass has ended. `done` is false if the API server refused the pass or gave an
+        unusable answer.
 
-        Such a pass counts as a sign of life: a restart would not help, and the kubelet delays each further restart, up to
-        minutes.
+        A pass that was refused still counts as a sign of life. A restart of the process would not help, and
+        the kubelet delays each further restart, up to minutes.
         """
         self._passed = self._clock()
         if done:
             metrics.LAST_PASS.set_to_current_time()
 
     async def sweep_for_ever(self) -> None:
-        """Every 30 s list all resources and keep a task for each cluster."""
+        """Run a sweep every 30 s: list all resources, and keep a task for each cluster."""
         while True:
             await self.sweep()
             await asyncio.sleep(SWEEP_S)
 
     async def sweep(self) -> None:
-        """Run one sweep. Each namespace is handled by itself: one that was deleted, with its Role, must
-        not stop the others."""
+        """Run one sweep. Each namespace is handled by itself, so that one that was deleted, with its Role,
+        does not stop the others.
+        """
         now = self._clock()
         listed: dict[str, str] = {}
         answered = True
@@ -159,7 +161,9 @@ class Fleet:
                 self.wake(*key)
 
     async def _leave(self, namespace: str, exc: KubeError) -> None:
-        """End the tasks of a namespace that may not be listed, until a sweep succeeds there again."""
+        """End the tasks of a namespace that the operator may not list. They start again once a sweep succeeds
+        there.
+        """
         if namespace not in self._refused:
             self._refused.add(namespace)
             log.warning(
@@ -171,7 +175,9 @@ class Fleet:
         await _end(task for key, (_, task) in self._tasks.items() if namespace in ("", key[0]))
 
     def _compare(self, listed: dict[str, str], now: float) -> None:
-        """Compare a list with the watch: record since when the watch lacks a change that the list shows."""
+        """Compare the listed resources with those that the watch showed. Record since when the watch lacks a
+        change.
+        """
         for uid, version in listed.items():
             seen_version, seen_at = self._seen.get(uid, ("", 0.0))
             if seen_version == version:
@@ -188,7 +194,7 @@ class Fleet:
         if not self._leads:
             return ""
         if now - self._swept > STUCK_S:
-            return f"no list of our resources for {now - self._swept:.0f} s"
+            return f"the API server has answered no list of TabletClusters for {now - self._swept:.0f} s"
         running = any(not task.done() for _, task in self._tasks.values())
         if running and now - self._passed > STUCK_S:
             return f"no pass over any cluster has ended for {now - self._passed:.0f} s"
@@ -196,7 +202,7 @@ class Fleet:
         return f"the watch is dead: it lacks a change for {lag:.0f} s" if lag > WATCH_LAG_MAX_S else ""
 
     async def close(self) -> None:
-        """End all tasks. The next process continues their work."""
+        """End all tasks. The next process of the operator continues their work."""
         self._closed = True
         await _end(task for _, task in self._tasks.values())
 

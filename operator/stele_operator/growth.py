@@ -1,8 +1,8 @@
-"""Remembers between passes which volumes were refused to grow. Used by reconcile; makes no decisions and no
-calls.
+"""Remembers between passes which volumes the API server refused to grow. Used by reconcile; makes no
+decisions and no calls.
 
 Invariant: each entry is a refusal by the API server. A new operator begins with an empty memory and tries
-each once more.
+each volume once more.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _MAX_S = 300.0
 
 
 class Growth:
-    """The refusals for the claims of one cluster."""
+    """The refused growth of one cluster's claims."""
 
     def __init__(self) -> None:
         self._refused: dict[str, RefusedGrowth] = {}
 
     def with_refusals(self, o: Observation) -> Observation:
-        """The observation with earlier refusals. Forgets claims that are gone."""
+        """The observation with the refusals of earlier passes. Also forgets claims that are gone."""
         uids = {c.uid for c in o.claims}
         self._refused = {uid: refused for uid, refused in self._refused.items() if uid in uids}
         return replace(o, refused_growth=dict(self._refused))
 
     def learn(self, outcomes: Iterable[Outcome], now_s: float) -> None:
-        """Record the outcomes of a pass. The wait doubles with each refusal, up to five minutes."""
+        """Record the outcomes of a pass. The wait of a claim doubles with each refusal, up to five minutes."""
         for outcome in outcomes:
             action = outcome.action
             if not isinstance(action, GrowClaim):

@@ -1,7 +1,7 @@
-"""kopf's watches, which only wake cluster tasks. Made by app.
+"""The handlers of kopf's watches. They only wake cluster tasks. Made by app.
 
-There are only event handlers, so kopf writes no annotation and no finalizer, and no deletion hangs without an
-operator. Invariant: a handler returns at once.
+There are only event handlers, so kopf writes no annotation and no finalizer. So no deletion hangs while the
+operator is away. Invariant: a handler returns at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stele_operator.plan.naming import LABEL_CLUSTER, LABEL_ERRAND
 
 
 class _Patience:
-    """The pauses (s) between kopf's tries of one request. They never end.
+    """The pauses, in seconds, between kopf's tries of one request. They never end.
 
     If they ended, one refused watch (403) would end kopf, and with it the operator for all namespaces. So the
     watches of a deleted namespace wait until it exists again.
@@ -31,7 +31,7 @@ class _Patience:
 
 
 def settings() -> kopf.OperatorSettings:
-    """Settings that limit kopf to watches."""
+    """Settings that make kopf do nothing but watch."""
     made = kopf.OperatorSettings()
     made.posting.enabled = False
     made.scanning.disabled = True
@@ -64,7 +64,7 @@ def connection(found: Configuration) -> kopf.ConnectionInfo:
 
 
 def registry(fleet: Fleet, errands: Errands, login: Any) -> kopf.OperatorRegistry:
-    """The handlers. `login`: a coroutine function that returns fresh credentials, because tokens expire."""
+    """The handlers. `login` is a coroutine function that returns fresh credentials, because tokens expire."""
     made = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=made)

@@ -1,7 +1,7 @@
 """Runs the driver for one cluster, and reports heals by node. Called by reconcile.
 
-Owns the driver's newest records. Invariant: the driver's claim is held only while there is work. Without a
-policy (too many nodes lost, cluster paused, wrong spec) nothing is ordered.
+Owns the driver's newest records. Invariants: the driver's claim is held only while there is work. Without a
+policy (too many nodes lost, cluster paused, spec breaks a rule) nothing is ordered.
 """
 
 from __future__ import annotations
@@ -29,38 +29,43 @@ from stele_operator.movings import Movings
 
 log = structlog.get_logger("stele.operator.heal")
 PASSES_MAX = 8
-"""The most rounds of the driver in one pass of the operator, because pods must not wait for a heal."""
+"""How many rounds of the driver one pass of the operator may have. Pods must not wait for a heal."""
 PASS_S = 5.0
-"""After this time no further round begins, for the same reason: after the loss of a node a round gives thousands of orders."""
+"""After this many seconds of a pass no further round begins, so that pods need not wait. After the loss of a
+node a round gives thousands of orders.
+"""
 _PAUSE_S = 0.2
 _WAITS = frozenset(step.__name__ for step in WAITS)
 
 
 class Healer:
-    """The driver of one cluster, with its last records. `now_s`: the clock that measures the length of
-    heals."""
+    """The driver of one cluster, with its last records. `now_s` is the clock that measures the length of
+    heals.
+    """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self.progress: tuple[Progress, ...] = ()
         self.more = False
-        """Whether the next pass should come soon: leaders moved in the last round or may move in a moment, or copies are compared."""
+        """Whether the next pass should come soon: leaders move or may move in a moment, or copies are being
+        compared.
+        """
         self._heals = Heals()
         self._leaders = LeaderMoves()
         self._movings = Movings()
         self._news: list[News] = []
         self._now_s = now_s
         self._done = False
-        """Whether the last round found nothing to do. False if work exists that may not be done now."""
+        """Whether the last round found nothing to do. False if there is work that may not be done now."""
 
     def news(self) -> tuple[News, ...]:
-        """The events since the last call."""
+        """The events since the last call of this method."""
         fresh, self._news = self._news, []
         return tuple(fresh)
 
     def rests(self, view: ClusterView | None, policy: Policy | None, known: Known | None = None) -> bool:
         """Whether there is nothing to do, or nothing may be done. Then nothing is under way either.
 
-        `known`: what the driver's earlier plans worked out.
+        `known`: what the driver's earlier plans found out.
         """
         settled = view is not None and policy is not None and view.settled
         if settled and view is not None and policy is not None and plan_steps(view, policy, known=known):
@@ -77,7 +82,7 @@ class Healer:
         names: Mapping[str, str],
         on_round: Callable[[], Awaitable[None]],
     ) -> str:
-        """Let the driver work for a few rounds; without view or policy it releases its claim.
+        """Let the driver work for a few rounds. Without a view or a policy it releases its claim.
 
         `names`: member names by the first eight digits of their UUIDs. `on_round` is called after each round.
         Returns why the driver could not work, or "".
@@ -110,7 +115,7 @@ class Healer:
         return ""
 
     def _take(self, report: Report, policy: Policy, names: Mapping[str, str]) -> None:
-        """Record what a round of the driver did and found."""
+        """Record what a round of the driver did and what it found."""
         done = works_of(
             replace(report, progress=tuple(r for r in report.progress if r.leaders is None)), policy
         )

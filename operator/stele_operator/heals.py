@@ -2,9 +2,9 @@
 decisions.
 
 A machine has hundreds of tablets with six steps each, and single events would hide everything else. So a
-node's heal is reported when it begins, now and then while it runs, and when it ends. `status.healing` lists
-single tablets. Invariant: the end of a heal is reported once, as soon as no tablet of its node needs anything
-more.
+node's heal is reported when it begins, from time to time while it runs, and when it ends. `status.healing`
+lists single tablets. Invariant: the end of a heal is reported once, as soon as no tablet of its node needs
+anything more.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from stele.driver.view import NodeView
 from stele_operator.plan.budgets import some
 
 PROGRESS_S = 10.0
-"""Shortest time between two progress reports of a heal. `Reporter` counts such events up once a minute."""
+"""Shortest time, in seconds, between two progress reports of a heal. `Reporter` merges such events, and
+updates their count at most once a minute.
+"""
 BLOCKED_MAX = 5
-"""The most reasons of waiting tablets that become an event each in one round."""
+"""How many reasons of waiting tablets become an event each in one round. The others are only counted."""
 _WAITS = frozenset(step.__name__ for step in WAITS)
 _REPLICA = re.compile(r"\breplica \d+\b")
 _NUMBERS = re.compile(r"\b\d+ s\b|\b\d+ of \d+ bytes\b")
@@ -45,8 +47,10 @@ class News:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A record of the driver with its heal and the bytes copied. `node`: "" if no member is at fault, as
-    when a replica is added or an unneeded one is removed."""
+    """A record of the driver, with the node that is being healed and the bytes copied. `node`: "" if no node
+    is at fault, for example when a replica is added or an unneeded one is removed. `fault`: what is wrong
+    with the node.
+    """
 
     record: Progress
     node: str = ""
@@ -55,7 +59,7 @@ class Work:
 
 
 def works_of(report: Report, policy: Policy) -> list[Work]:
-    """The records of a round, each with the node that is being healed."""
+    """The records of a round of the driver, each with the node that is being healed."""
     nodes: dict[str, NodeView] = {n.node_id: n for n in report.view.nodes}
     found = []
     for record in report.progress:
@@ -89,8 +93,9 @@ class _Heal:
     arrived: dict[str, int] = field(default_factory=dict)
     """Bytes of each tablet's copy."""
     causes: dict[str, None] = field(default_factory=dict)
-    """Names of its causes (`stele.driver.causes`): its own, and those of heals that an earlier driver
-    began."""
+    """Names of the heal's causes (`stele.driver.causes`): its own, and those of heals that an earlier driver
+    began.
+    """
 
     @property
     def size(self) -> str:
@@ -99,7 +104,7 @@ class _Heal:
 
     @property
     def named(self) -> str:
-        """Its causes, as the logs of nodes name them, in brackets."""
+        """The heal's causes in brackets, as the logs of nodes name them; "" if there are none."""
         return f" ({', '.join(self.causes)})" if self.causes else ""
 
     def take(self, work: Work) -> None:
@@ -114,7 +119,7 @@ class _Heal:
             self.steps[record.step] = self.steps.get(record.step, 0) + 1
 
     def how_far(self) -> str:
-        """How many tablets are done, and the steps of the others."""
+        """How many tablets are done, and at which steps the others are."""
         at = Counter(r.step for r in self.open.values() if r.kind != Blocked.__name__)
         copies = [r for r in self.open.values() if r.kind == WaitCopy.__name__]
         waits = [r for r in self.open.values() if r.kind == Blocked.__name__]
@@ -137,18 +142,22 @@ class _Heal:
 
 
 class Heals:
-    """The heals of one cluster. Its memory may be lost at any time; the remaining work then counts as a
-    new heal."""
+    """The heals of one cluster. This memory may be lost at any time; the remaining work then counts as a new
+    heal.
+    """
 
     def __init__(self) -> None:
         self._heals: dict[str, _Heal] = {}
         self._node_of: dict[str, str] = {}
-        """The node of each tablet's heal. Once the dead member is removed, nothing else names the node."""
+        """The node of each tablet's heal. Once the lost replica is removed from the tablet, nothing else
+        names that node.
+        """
         self._told: set[tuple[str, str, str]] = set()
 
     def note(self, round_: Sequence[Work], names: Mapping[str, str], now_s: float) -> list[News]:
-        """The news of a round of the driver. `names`: member names by the first eight digits of their
-        UUIDs."""
+        """Record a round of the driver, and return its news. `names`: member names by the first eight digits
+        of their UUIDs.
+        """
         begun = []
         for heal in self._heals.values():
             heal.open = {}
@@ -171,7 +180,7 @@ class Heals:
         return news + self._others(round_, names)
 
     def over(self, names: Mapping[str, str], now_s: float) -> list[News]:
-        """The news when nothing is left to do."""
+        """The news once nothing is left to do: the end of each heal."""
         self._told.clear()
         return self._ended(list(self._heals), names, now_s)
 
@@ -205,7 +214,7 @@ class Heals:
         return news
 
     def _others(self, round_: Sequence[Work], names: Mapping[str, str]) -> list[News]:
-        """News of waiting tablets, by reason, and of steps without a tablet; each once."""
+        """News of waiting tablets, by reason, and of steps without a tablet. Each is told once."""
         waiting: dict[tuple[str, str], list[tuple[Progress, str]]] = {}
         whys: dict[tuple[str, str], tuple[str, str]] = {}
         news = []
@@ -267,13 +276,14 @@ def _name(node: str, names: Mapping[str, str]) -> str:
 
 
 def _why(node: str, reason: str, names: Mapping[str, str]) -> tuple[str, str]:
-    """(Why a tablet waits, with the node that is healed; the same without parts that differ from tablet to
-    tablet)."""
+    """Why a tablet waits, with the node that is healed. Then the same text without the parts that differ from
+    tablet to tablet.
+    """
     why, name = with_names(reason, names), _name(node, names)
     why = f"{name}: {why}" if node and name not in why else why
     return why, _same(why)
 
 
 def _same(text: str) -> str:
-    """A reason without the parts that differ between replicas and rounds."""
+    """The reason without the parts that differ between replicas and rounds."""
     return _NUMBERS.sub("", _REPLICA.sub("", text))

@@ -1,7 +1,7 @@
 """The verbs of the Kubernetes API that the operator needs. Called by observe, act, report and lease.
 
-Owns the connection. Plain dicts in and out; knows no kind's meaning. Invariant: a missing object is None, a
-changed object is `Conflict`, and any other failure is `KubeError` with the server's own message.
+Owns the connection. Takes and returns plain dicts; knows no kind's meaning. Invariant: a missing object is
+None, a changed object is `Conflict`, and any other failure is `KubeError` with the server's own message.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ Json = dict[str, Any]
 _TIMEOUT_S = 15.0
 _MERGE = "application/merge-patch+json"
 _PAGE = 100
-"""Objects in one answer. To parse the JSON of more would block the loop for longer than 5 ms."""
+"""The most objects in one answer. To parse the JSON of more would block the event loop for longer than 5 ms."""
 UNREACHABLE = "Unreachable"
 _LOG_BYTES = 16_384
 _DRY_RUN: list[tuple[str, Any]] = [("dryRun", "All")]
 
 
 class KubeError(Exception):
-    """The API server refused or did not answer. `status`: the HTTP status, 0 without an answer."""
+    """The API server refused a request or did not answer. `status`: the HTTP status; 0 if there was no
+    answer.
+    """
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -43,11 +45,15 @@ class KubeError(Exception):
 
 
 class Conflict(KubeError):
-    """The object has changed since it was observed (409, or 422 for another uid): observe again."""
+    """The object exists already (409), or has changed since it was observed (409, or 422 for another uid).
+    Observe again.
+    """
 
 
 class NotFound(KubeError):
-    """There is no object of that name. A 404 without a name only means that the kind is not served."""
+    """There is no object of that name. A 404 that names no object is a `KubeError` instead: the kind is not
+    served.
+    """
 
 
 class BadKubeconfig(Exception):
@@ -92,7 +98,7 @@ RESOURCES: dict[str, Resource] = {
 
 
 def in_cluster(kubeconfig: str) -> bool:
-    """Whether the pod's own account is used, so that no file of the user can be wrong."""
+    """Whether the pod's own account is used. Then no kubeconfig of the user can be wrong."""
     return not kubeconfig and bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
 
 
@@ -101,7 +107,7 @@ async def configuration(kubeconfig: str = "") -> Configuration:
     ~/.kube/config.
 
     Raises:
-        BadKubeconfig: one line that says what to do.
+        BadKubeconfig: the file is missing or unusable. The message is one line that says what to do.
     """
     made = Configuration()
     if kubeconfig and not os.path.isfile(kubeconfig):  # noqa: ASYNC240 - once, before anything is served
@@ -139,14 +145,16 @@ class Kube:
         self._api: Any = ApiClient(configuration=settings)
         self.settings = settings
         self._ahead_s: float | None = None
-        """How far the API server's wall clock is ahead of our monotonic clock."""
+        """How many seconds the API server's wall clock is ahead of this process's monotonic clock; None
+        before its first answer.
+        """
 
     def now_s(self) -> float:
-        """Seconds since 1970 by the API server's clock, from its last answer; before the first answer, by our
-        own.
+        """Seconds since 1970 by the API server's clock, from its last answer. Before the first answer, by the
+        clock of this machine.
 
-        Recorded times are compared with this clock, which also stamps objects. Our machine's clock may be a
-        day wrong, and then a claim that was just released would be due for deletion.
+        Recorded times are compared with the API server's clock, which also stamps objects. This machine's
+        clock may be a day wrong, and then a claim that was just released would be due for deletion.
         """
         return time.time() if self._ahead_s is None else time.monotonic() + self._ahead_s
 
@@ -205,7 +213,7 @@ class Kube:
         raise _error(status, {"message": raw[:200].decode("utf-8", "replace")})
 
     async def get(self, kind: str, namespace: str, name: str) -> Json | None:
-        """The object, or None."""
+        """The object of this name, or None."""
         try:
             return await self._request("GET", RESOURCES[kind].path(namespace, name))
         except NotFound:
@@ -228,23 +236,30 @@ class Kube:
                 return items
 
     async def create(self, kind: str, namespace: str, manifest: Json, *, dry_run: bool = False) -> Json:
-        """Create an object. Raises `Conflict` with reason AlreadyExists if it exists. `dry_run`: only check it."""
+        """Create an object. `dry_run`: only let the API server check it.
+
+        Raises:
+            Conflict: with reason AlreadyExists, if the object exists.
+            KubeError: the API server refused or did not answer.
+        """
         query = _DRY_RUN if dry_run else None
         return await self._request("POST", RESOURCES[kind].path(namespace), query, manifest)
 
     async def patch(
         self, kind: str, namespace: str, name: str, patch: Json, sub: str = "", *, dry_run: bool = False
     ) -> Json:
-        """Apply a merge patch. metadata.uid and metadata.resourceVersion in the patch are preconditions.
-        `dry_run`: only check it."""
+        """Apply a merge patch. If the patch has metadata.uid or metadata.resourceVersion, these are
+        preconditions. `dry_run`: only let the API server check it.
+        """
         query = _DRY_RUN if dry_run else None
         return await self._request("PATCH", RESOURCES[kind].path(namespace, name, sub), query, patch, _MERGE)
 
     async def delete(
         self, kind: str, namespace: str, name: str, uid: str, resource_version: str, force: bool = False
     ) -> None:
-        """Delete an object if it has not changed since it was observed. An object that is gone counts as
-        deleted."""
+        """Delete an object if it has not changed since it was observed. An object that is gone already counts
+        as deleted.
+        """
         preconditions = {"uid": uid}
         if resource_version:
             preconditions["resourceVersion"] = resource_version
@@ -257,7 +272,7 @@ class Kube:
             await self._request("DELETE", RESOURCES[kind].path(namespace, name), body=body)
 
     async def log(self, namespace: str, pod: str, lines: int) -> str:
-        """The last lines of the log of a pod's only container; "" if there is none yet."""
+        """The last `lines` lines of the log of a pod's only container; "" if there is none yet."""
         path = RESOURCES["Pod"].path(namespace, pod, "log")
         try:
             return await self._text(path, [("tailLines", lines), ("limitBytes", _LOG_BYTES)])
@@ -267,7 +282,7 @@ class Kube:
             raise
 
     async def serves_our_resources(self) -> bool:
-        """Whether the CustomResourceDefinitions exist."""
+        """Whether the API server has the CustomResourceDefinitions of TabletClusters and TabletGroups."""
         try:
             answer = await self._request("GET", f"/apis/{API_VERSION}")
         except KubeError as exc:

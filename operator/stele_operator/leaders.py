@@ -1,7 +1,7 @@
-"""Summarizes the moves of leaders as two events: when they begin, and when they end. Used by heal; makes no calls
-or decisions.
+"""Summarizes the moves of leaders as two events: when they begin, and when they end. Used by heal; makes no
+calls or decisions.
 
-Leaders of a hundred tablets may move after a restart. Invariant: an end is reported once for each begin. A round
+Leaders of a hundred tablets may move after a restart. Invariant: each begin is followed by one end. A round
 in which every move was refused does not count as a begin.
 """
 
@@ -15,7 +15,7 @@ from stele_operator.heals import News
 
 
 class LeaderMoves:
-    """The moves of one cluster since they began. Its memory may be lost at any time."""
+    """The moves of one cluster's leaders since they began. This memory may be lost at any time."""
 
     def __init__(self) -> None:
         self._began_s: float | None = None
@@ -23,7 +23,9 @@ class LeaderMoves:
         self._causes: dict[str, None] = {}
 
     def note(self, records: Sequence[Progress], names: Mapping[str, str], now_s: float) -> list[News]:
-        """The news of a round of the driver. `names`: member names by the first eight digits of their UUIDs."""
+        """Record a round of the driver, and return its news. `names`: member names by the first eight digits
+        of their UUIDs.
+        """
         moves = [r for r in records if r.leaders is not None]
         if not moves:
             return self.over(names, now_s)
@@ -39,7 +41,9 @@ class LeaderMoves:
         return news
 
     def over(self, names: Mapping[str, str], now_s: float) -> list[News]:
-        """The LeadersMoved event once no leader is moving; otherwise empty."""
+        """The LeadersMoved event if leaders moved since the last one; otherwise empty. Call it once no leader
+        moves any more.
+        """
         if self._began_s is None:
             return []
         took_s, count = max(0.0, now_s - self._began_s), sum(self._moved.values())

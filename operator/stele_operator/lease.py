@@ -1,8 +1,8 @@
-"""A Lease, so that only one operator acts. Called by app. Our own loop, because no library offers a fenced
-one.
+"""Holds a Lease, so that only one operator acts. Called by app. It is written here because no library offers
+a Lease that ends its holder in time.
 
 Invariant: a process that could not renew for two thirds of the Lease's duration ends before another may take
-the Lease. Requests that it sent before carry uid, resourceVersion or the driver's epoch.
+the Lease. Requests that it sent before are fenced: they carry a uid, a resourceVersion or the driver's epoch.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ def _die(why: str) -> NoReturn:
 
 
 class Lease:
-    """Holds the Lease `stele-operator` of one namespace under `identity`. `die` does not return. `clock`:
-    monotonic seconds, the same clock as the event loop's sleeps and time-outs."""
+    """Holds the Lease `stele-operator` of one namespace under `identity`. `die` is called when the Lease is
+    lost, and does not return. `clock`: monotonic seconds, by the same clock as the event loop.
+    """
 
     def __init__(
         self,
@@ -56,11 +57,15 @@ class Lease:
         self._die = die
         self._clock = clock
         self._renewed = 0.0
-        """When the last successful renewal was sent. Others count from its arrival, which is later."""
+        """When the last successful renewal was sent. Other processes count from its arrival, which is later."""
 
     async def acquire(self) -> None:
-        """Wait until this process holds the Lease. Our own clock, not the holder's, decides that the
-        holder is dead."""
+        """Wait until this process holds the Lease. The holder counts as dead if, by this machine's clock, it
+        has not renewed for the Lease's duration.
+
+        Raises:
+            KubeError: the API server forbids this process to use the Lease (403).
+        """
         seen: tuple[str, str] | None = None
         since = self._clock()
         told = False
@@ -123,8 +128,9 @@ class Lease:
         log.info("lease taken", identity=self._identity, before=spec.get("holderIdentity"))
 
     async def keep_for_ever(self) -> None:
-        """Renew until the Lease is lost, then end the process at once, because another may act from then
-        on."""
+        """Renew the Lease until it is lost. Then end the process at once, because another may act from then
+        on.
+        """
         interval_s = self._duration_s / 4
         wait_s = interval_s
         while True:
@@ -153,7 +159,7 @@ class Lease:
         await self._kube.patch("Lease", self._namespace, NAME, patch)
 
     async def release(self) -> None:
-        """Release the Lease, so that the next operator need not wait."""
+        """Release the Lease, so that the next operator need not wait for it to expire."""
         try:
             there = await self._kube.get("Lease", self._namespace, NAME)
             if there is not None and (there.get("spec") or {}).get("holderIdentity") == self._identity:

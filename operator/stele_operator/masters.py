@@ -1,7 +1,7 @@
 """The operator's calls to the masters. Called by observe and act; owns the connections of one cluster.
 
-Invariant: every call carries the cluster's UUID and fork id. If the address now belongs to another cluster,
-or to another copy of this one, the call is refused.
+Invariant: every call carries the cluster's UUID and fork id. If an address now belongs to another cluster, or
+to another copy of this one, the call is refused.
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ from stele_operator.plan.steady import Steady
 _ASK_TIMEOUT_S = 2.0
 _ASK_AT_ONCE = 32
 _HOLDS_NOTHING = frozenset((Code.UNSUPPORTED_VERSION, Code.INVALID_ARGUMENT, Code.TABLET_DELETED))
-"""Refusals of tablets that have no holds: key spaces, dropped ranges."""
+"""Codes with which tablets without holds refuse the question: key spaces, dropped ranges."""
 
 
 class MasterLink:
-    """Connections to the masters of one cluster, and its driver. It may be closed and rebuilt at any time."""
+    """Connections to the masters of one cluster, and the driver of this cluster. It may be closed and rebuilt
+    at any time.
+    """
 
     def __init__(self, cluster_id: str, holder: str, fork_id: str = "") -> None:
         self.cluster_id, self.fork_id = cluster_id, fork_id
@@ -54,11 +56,11 @@ class MasterLink:
         )
         self._holder = holder
         self.at_work = False
-        """Whether the operator may heal this cluster. If it may not, the masters do, after a time."""
+        """Whether the operator may heal this cluster. If not, the masters heal it after a time."""
         self._keeper = ViewKeeper()
         self._steady = Steady()
         self._tables: dict[bytes, tuple[master_pb2.TableInfoPB, Table]] = {}
-        """Each table as the masters sent it, and as converted, by its id."""
+        """Each table by its id: as the masters sent it, and as converted."""
         self._compared: list[CopyCheck] = []
         self.driver = Executor(
             self._pool, (), holder=holder, keeper=self._keeper, on_copy=self._compared.append
@@ -73,9 +75,9 @@ class MasterLink:
         await self._pool.close()
 
     async def rest(self, may_drive: bool) -> bool:
-        """Called when nothing is to be healed or moved. If the operator may drive, newly copied replicas are compared
-        with other voters. Otherwise, or when none is being compared, the claim is released. Returns whether one is
-        being compared.
+        """Called when nothing is to be healed or moved. If the operator may drive, it compares newly copied
+        replicas with other voters. Otherwise, or when no replica is being compared, it releases the claim.
+        Returns whether a replica is being compared.
         """
         if not may_drive:
             await self.driver.close()
@@ -87,18 +89,18 @@ class MasterLink:
         return self.driver.checks.busy
 
     def copies_compared(self) -> list[CopyCheck]:
-        """What comparisons of replicas have found since the last call."""
+        """The results of comparisons of replicas since the last call."""
         found = list(self._compared)
         self._compared.clear()
         return found
 
     def learn(self, addresses: Sequence[str]) -> None:
-        """Set the present addresses of masters."""
+        """Set the present addresses of the masters."""
         self._masters.learn(addresses)
         self.driver.masters.learn(addresses)
 
     async def reports(self, addresses: Mapping[tuple[str, int], str]) -> tuple[MasterReport, ...]:
-        """Each master's answer about itself. Masters that do not answer are left out.
+        """What each master answers about itself. Masters that do not answer are left out.
 
         `addresses`: by pod uid and restart count. The answer of a formed master is cached until its process
         ends.
@@ -156,7 +158,7 @@ class MasterLink:
         )
 
     async def with_sizes(self, catalog: Catalog) -> Catalog:
-        """The catalog with the present sizes of all tablets, as the nodes of their leaders tell them."""
+        """The catalog with the present sizes of all tablets, as the leaders' nodes report them."""
         asked: dict[str, list[TabletId]] = {}
         for tablet in catalog.view.tablets:
             if tablet.state == "RUNNING" and tablet.leader_node:
@@ -164,7 +166,9 @@ class MasterLink:
         return replace(catalog, view=await ask_nodes(self._pool, catalog.view, asked))
 
     async def holds(self) -> tuple[dict[str, HoldSeen], int] | None:
-        """(All holds on the history of tables, by name; how many tablets were asked). None: a tablet did not answer."""
+        """All holds on the history of tables, by name, and how many tablets were asked. None if a tablet did
+        not answer.
+        """
         if self._view is None:
             return None
         view, free = self._view, asyncio.Semaphore(_ASK_AT_ONCE)
@@ -227,7 +231,8 @@ class MasterLink:
         """Store in the catalog the policy by which the masters heal while the operator is away.
 
         Raises:
-            Rejected: STALE_EPOCH, the driver claim was lost, so this was decided by an old view. The next pass decides anew.
+            Rejected: STALE_EPOCH, the driver's claim was lost, so the policy came from an old view. The next
+                pass plans again.
         """
         claim = self.driver.claim
         request = master_pb2.SetDriverPolicyRequest(
@@ -243,18 +248,18 @@ class MasterLink:
             self.driver.claim = None
 
     async def set_master_count(self, masters: int) -> None:
-        """Set the number of masters, as the driver. Setting the present one changes nothing."""
+        """Set the number of masters, as the driver. It changes nothing if the number is the present one."""
         claim = await self.driver.ensure_claim()
         request = master_pb2.SetMasterCountRequest(masters=masters, epoch=claim.epoch)
         await self._masters.call("SetMasterCount", request)
 
     async def finalize_version(self, version: int) -> None:
-        """Finalize a cluster version. One that is finalized already changes nothing."""
+        """Finalize a cluster version. It changes nothing if the version is finalized already."""
         request = master_pb2.FinalizeClusterVersionRequest(cluster_version=version)
         await self._masters.call("FinalizeClusterVersion", request)
 
     async def create_table(self, table_id: str, name: str, spec: TabletGroupSpec) -> None:
-        """Create a table with the caller's id. A table that exists counts as created."""
+        """Create a table with the caller's id. If the table exists, it counts as created."""
         ids = {column.name: position for position, column in enumerate(spec.columns)}
         schema = common_pb2.SchemaPB(
             version=1,
@@ -289,7 +294,7 @@ class MasterLink:
         await self._masters.call("CreateTable", request)
 
     async def set_replication_factor(self, table_id: str, factor: int) -> None:
-        """Set a table's replication factor. Setting the present one changes nothing."""
+        """Set a table's replication factor. It changes nothing if the factor is the present one."""
         request = master_pb2.SetReplicationFactorRequest(
             table_id=id_to_pb(table_id), replication_factor=factor
         )
@@ -298,8 +303,10 @@ class MasterLink:
     async def alter_table(
         self, table_id: str, steps: Sequence[Step | RangeStep], notes: Mapping[str, str]
     ) -> None:
-        """Change a table's columns, ranges, history and `notes` (owner and comment, by name). The request has an id of
-        its own. So a request that is sent again changes nothing more, but another call does."""
+        """Change a table's columns, ranges, history and `notes` (owner and comment, by name).
+
+        Each call has an id of its own. So a request that is sent twice changes the table once.
+        """
         from stele.rpc.convert_schema import steps_to_pb
 
         alter_id = id_to_pb(new_id())
@@ -311,8 +318,9 @@ class MasterLink:
         await self._masters.call("AlterTable", made)
 
     async def delete_table(self, table_id: str, *, kept: bool) -> None:
-        """Drop a table. `kept`: for as long as the cluster keeps dropped tables; else for good. A table that is gone counts
-        as dropped."""
+        """Drop a table. `kept`: it can be recalled for as long as the cluster keeps dropped tables; otherwise
+        it is deleted for good. A table that is gone counts as dropped.
+        """
         try:
             if kept:
                 dropped = master_pb2.DropTableRequest(table_id=id_to_pb(table_id), drop_id=id_to_pb(new_id()))
@@ -326,7 +334,7 @@ class MasterLink:
 
 
 def _with_tablet(before: HoldSeen | None, hold: tserver_pb2.HoldPB, replicas: int) -> HoldSeen:
-    """A hold with what one more tablet says of it."""
+    """A hold with the report of one more tablet added: bytes summed, times narrowed."""
     mine = HoldSeen(hold.bytes * replicas, physical_us(hold.since) / 1e6, hold.expires_us / 1e6, hold.broken)
     if before is None:
         return mine

@@ -1,7 +1,8 @@
-"""The operator's metrics, each declared once with a description. Set by reconcile, act, heal, fleet and errands;
-served by app.
+"""The operator's metrics, each declared once with a description. Set by reconcile, act, heal, fleet and
+errands; served by app.
 
-Invariant: what is deleted leaves no series behind (`forget`, `backups`), and unknown values have no series.
+Invariants: a deleted cluster, and a deleted backup, leave no series behind (`forget`, `backups`). A value
+that is unknown has no series.
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ _reasons: dict[tuple[str, str], dict[str, str]] = {}
 
 
 def conditions(namespace: str, cluster: str, found: Sequence[Mapping[str, str]]) -> None:
-    """Set the conditions of a TabletCluster from its status. Each has one series, with its present reason."""
+    """Set the series of a TabletCluster's conditions from its status. Each condition has one series, with its
+    present reason.
+    """
     before = _reasons.setdefault((namespace, cluster), {})
     for condition in found:
         kind, reason = condition["type"], condition["reason"]
@@ -101,8 +104,9 @@ def conditions(namespace: str, cluster: str, found: Sequence[Mapping[str, str]])
 
 
 def backups(namespace: str, found: Sequence[tuple[str, str, Mapping[str, Any]]]) -> None:
-    """Set the series of all TabletBackups, TabletBackupSchedules and TabletRestores of a namespace: (kind, name, status) of each.
-    Those of others are dropped."""
+    """Set the series of all TabletBackups, TabletBackupSchedules and TabletRestores of a namespace. `found`
+    has kind, name and status of each. Series of other such resources in the namespace are dropped.
+    """
     for metric in (BACKUP_CONDITION, LAST_BACKUP, LAST_DRILL):
         metric.remove_by_labels({"namespace": namespace})
     for kind, name, status in found:
@@ -118,7 +122,7 @@ def backups(namespace: str, found: Sequence[tuple[str, str, Mapping[str, Any]]])
 
 
 def no_tablets(namespace: str, cluster: str) -> None:
-    """Drop the series of tablets, because their state is unknown now."""
+    """Drop a cluster's series about tablets, because their state is unknown now."""
     TABLETS.remove_by_labels({"namespace": namespace, "cluster": cluster})
 
 

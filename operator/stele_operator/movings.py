@@ -1,7 +1,7 @@
-"""Summarizes the driver's moves of healthy replicas as one event when they begin and one when they end. Used by
-heal; makes no calls or decisions.
+"""Summarizes the driver's moves of healthy replicas as one event when they begin and one when they end. Used
+by heal; makes no calls or decisions.
 
-Invariant: the end is reported once, when a round of the driver has no step of a move any more.
+Invariant: the end is reported once, after the first round of the driver without a step of a move.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ _CAUSES = (f"{MOVE}/", f"{MOVE_BY_HAND}/")
 
 
 class Movings:
-    """The moves of one cluster that are under way. Its memory may be lost; the rest then counts as new."""
+    """The moves of one cluster that are under way. This memory may be lost; the remaining moves then count as
+    new.
+    """
 
     def __init__(self) -> None:
         self._began_s: float | None = None
@@ -25,8 +27,9 @@ class Movings:
         self._bytes: dict[str, int] = {}
 
     def note(self, round_: Sequence[Work], names: Mapping[str, str], now_s: float) -> list[News]:
-        """The news of a round of the driver. `names`: member names by the first eight digits of their
-        UUIDs."""
+        """Record a round of the driver, and return its news. `names`: member names by the first eight digits
+        of their UUIDs.
+        """
         mine = [work for work in round_ if work.record.cause.startswith(_CAUSES)]
         for work in mine:
             tablet, done = work.record.tablet_id, work.bytes_done
@@ -42,7 +45,9 @@ class Movings:
         return [News("Moving", f"{first.where}{more}: {with_names(first.reason, names)}")]
 
     def over(self, now_s: float) -> list[News]:
-        """The news when no move is under way any more."""
+        """The Moved event if replicas moved since the last one; otherwise empty. Call it once no move is
+        under way any more.
+        """
         if self._began_s is None:
             return []
         took, count = max(0.0, now_s - self._began_s), self._ended

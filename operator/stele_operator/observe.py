@@ -1,7 +1,7 @@
-"""Observe: reads authoritative lists and parses them once. Called by reconcile; changes nothing.
+"""Reads authoritative lists and parses them once. Called by reconcile; changes nothing.
 
-Invariant: a missing answer raises; it never becomes an empty list. Two things may be None, and the plan
-allows for that: machines that the operator may not read, and masters that do not run yet.
+Invariant: a missing answer raises; it never becomes an empty list. Two parts may be None, and the plan allows
+for that: machines that the operator may not read, and the catalog while no master leads.
 """
 
 from __future__ import annotations
@@ -52,15 +52,16 @@ _FRESH_IDS = 128  # more than 1 cluster, 5 masters and 100 nodes
 
 
 def faults_of(error: pydantic.ValidationError) -> tuple[str, ...]:
-    """Every fault that a model found, as `field: what is wrong`."""
+    """Every fault that a model found, each as `field: what is wrong`."""
     return tuple(f"spec.{'.'.join(str(p) for p in e['loc'])}: {e['msg']}" for e in error.errors())
 
 
 def read_spec(model: type[Spec], raw: Json) -> tuple[Spec | None, tuple[str, ...], tuple[str, ...]]:
-    """(spec, faults, unknown fields). The spec is None if it breaks a rule, and lacks the unknown fields.
+    """The spec, its faults, and its unknown fields. The spec is None if it breaks a rule; unknown fields are
+    left out of it.
 
     The API server drops fields that its definitions lack. So unknown fields come from definitions newer than
-    this operator, as during an upgrade.
+    this operator, for example during an upgrade.
     """
     spec = raw.get("spec") or {}
     try:
@@ -142,10 +143,10 @@ def _conditions(raw: Json) -> tuple[Condition, ...]:
 
 
 def parse_identity(raw: Json) -> Identity:
-    """The identity ConfigMap.
+    """The identity in the identity ConfigMap.
 
     Raises:
-        KubeError: somebody changed it so that it cannot be parsed.
+        KubeError: somebody changed the ConfigMap so that it cannot be parsed.
     """
     data = raw.get("data") or {}
     try:
@@ -194,7 +195,11 @@ def _an_id(text: str) -> str:
 
 
 def _texts(value: Any) -> dict[str, str]:
-    """A mapping of texts to texts."""
+    """The value, if it maps texts to texts.
+
+    Raises:
+        ValueError: it does not.
+    """
     if not isinstance(value, dict) or not all(isinstance(t, str) for pair in value.items() for t in pair):
         raise ValueError("it is no mapping of texts")
     return value
@@ -206,7 +211,7 @@ def _role(metadata: Json) -> Role | None:
 
 
 def parse_claim(raw: Json, cluster: str) -> Claim | None:
-    """A claim, or None if its name is not a member's name."""
+    """A claim as the API server gave it; None if its name is not a member's name."""
     metadata, spec = raw["metadata"], raw["spec"]
     annotations = metadata.get("annotations") or {}
     member = naming.member_of(cluster, metadata["name"])
@@ -250,8 +255,9 @@ def _claims(raws: Sequence[Json], cluster: str) -> tuple[Claim, ...]:
 
 
 def unlisted_claims(o: Observation) -> tuple[str, ...]:
-    """Names of claims that should exist and were not listed. A claim that lost its labels is missing in
-    the list only."""
+    """Names of claims that should exist and were not listed. A claim that lost its labels exists, but the
+    list omits it.
+    """
     names = {p.name for p in o.pods}
     if o.identity is not None and not o.identity.formed:
         names |= {m.name for m in o.identity.first_masters}
@@ -262,14 +268,14 @@ def unlisted_claims(o: Observation) -> tuple[str, ...]:
 
 
 def with_claims(o: Observation, raws: Sequence[Json]) -> Observation:
-    """The observation with claims that were found by name, without those that name another cluster."""
+    """The observation with claims that were found by name. Claims that name another cluster are left out."""
     own = o.identity.cluster_id if o.identity is not None else ""
     found = tuple(c for c in _claims(raws, o.cluster.name) if c.cluster_id in (own, ""))
     return replace(o, claims=(*o.claims, *found))
 
 
 def parse_pod(raw: Json) -> Pod | None:
-    """A pod of the operator; None if somebody else created it."""
+    """A pod of the operator; None if somebody else created the pod."""
     metadata, status = raw["metadata"], raw.get("status") or {}
     role = _role(metadata)
     if role is None:
@@ -345,7 +351,7 @@ def parse_existing(kind: str, raw: Json) -> Existing:
 
 
 async def machines_if_allowed(kube: Kube) -> tuple[Machine, ...] | None:
-    """All machines, or None if no ClusterRole lets the operator read them."""
+    """All machines; None if no ClusterRole lets the operator read them."""
     try:
         return tuple(parse_machine(m) for m in await kube.list("Node", ""))
     except KubeError as exc:
@@ -355,9 +361,9 @@ async def machines_if_allowed(kube: Kube) -> tuple[Machine, ...] | None:
 
 
 async def observe_kubernetes(kube: Kube, raw: Json, default_image: str) -> tuple[Observation, list[Json]]:
-    """The observation of one cluster from Kubernetes, and its TabletGroups as raw objects.
+    """What Kubernetes shows of one cluster, and the raw objects of its TabletGroups.
 
-    `raw`: its TabletCluster, just read.
+    `raw`: the TabletCluster, as it was just read.
 
     Raises:
         KubeError: a list failed.
@@ -397,13 +403,13 @@ async def observe_kubernetes(kube: Kube, raw: Json, default_image: str) -> tuple
 
 
 def cluster_of(group: Json) -> str:
-    """The name of the TabletCluster that a TabletGroup names."""
+    """The name of the TabletCluster that a raw TabletGroup names; "" if it names none."""
     reference = (group.get("spec") or {}).get("clusterRef")
     return str(reference.get("name", "")) if isinstance(reference, dict) else ""
 
 
 async def observe_unlisted(kube: Kube, o: Observation) -> Observation:
-    """The observation with claims that lists omit, read by name.
+    """The observation, with claims that lists omit added. They are found by their names.
 
     Raises:
         KubeError: a call failed.
@@ -418,8 +424,9 @@ async def observe_unlisted(kube: Kube, o: Observation) -> Observation:
 async def observe_masters(
     link: MasterLink, o: Observation
 ) -> tuple[tuple[MasterReport, ...], Catalog | None, str]:
-    """(each master's report about itself, only while the cluster forms; the leader's view or None; why it
-    is None)."""
+    """Each master's report about itself, the leading master's catalog or None, and why that is None. Formed
+    masters report only once.
+    """
     pods = [p for p in o.pods if p.role == "master" and p.ip and p.running and not _is_down(o, p.machine)]
     addresses = [_address(p) for p in pods]
     link.learn(addresses)
@@ -439,6 +446,6 @@ def _address(pod: Pod) -> str:
 
 
 def _is_down(o: Observation, name: str) -> bool:
-    """Whether a machine is down. A call to a dead machine would cost a time-out in each pass."""
+    """Whether a machine is down. Each call to a machine that is down would cost a time-out."""
     machine = o.machine(name)
     return machine is not None and not machine.ready

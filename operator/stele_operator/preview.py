@@ -1,7 +1,7 @@
-"""Reads manifests, observes the cluster that they name, and foretells what they would do. Called by the command
-line and by reconcile; changes nothing.
+"""Reads manifests, observes the cluster that they name, and foretells what they would do. Called by the
+command line and by reconcile; changes nothing.
 
-Invariant: all faults of a file are reported together. Nothing is guessed: an unknown field, another kind and
+Invariants: all faults of a file are reported together. Nothing is guessed: an unknown field, another kind and
 another cluster are faults.
 """
 
@@ -39,7 +39,7 @@ _METADATA = (
     *("generateName", "generation", "labels", "managedFields", "name", "namespace", "ownerReferences"),
     *("resourceVersion", "selfLink", "uid"),
 )
-"""What an object has, as `kubectl get -o yaml` prints it."""
+"""Fields of an object's metadata that `kubectl get -o yaml` prints."""
 FILE_MAX = 1 << 20
 _FAULTS_TOLD = 20
 DEFAULT_IMAGE = f"stele/node:{__version__}"
@@ -47,7 +47,7 @@ DEFAULT_IMAGE = f"stele/node:{__version__}"
 
 
 class BadManifest(Rejected):
-    """What is wrong with a file, all together."""
+    """A file of manifests is wrong. The message lists all its faults, at most 20."""
 
     def __init__(self, where: str, faults: Sequence[str]) -> None:
         told = list(faults[:_FAULTS_TOLD])
@@ -59,8 +59,9 @@ class BadManifest(Rejected):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The manifests of one cluster. `spec`: None if there is no TabletCluster among them, so that its spec stays.
-    `raws`: the manifests as they are, by kind and name."""
+    """The manifests of one cluster. `spec`: that of its TabletCluster; None if the file has none, so that the
+    present spec stays. `raws`: the manifests as they are, by kind and name.
+    """
 
     namespace: str
     cluster: str
@@ -70,13 +71,14 @@ class Wanted:
 
 
 def read_manifests(text: str, where: str, namespace: str = "") -> Wanted:
-    """The manifests of a file. `namespace`: the one that was asked for; "": that of the manifests, or default.
+    """The manifests in a file's text. `namespace`: the one that was asked for. "" means the namespace that
+    the manifests name, or else `default`.
 
     Raises:
-        BadManifest: with all that is wrong.
+        BadManifest: the file has faults. The message lists them.
     """
     if len(text) > FILE_MAX:
-        raise BadManifest(where, [f"it is longer than {FILE_MAX >> 20} MiB"])
+        raise BadManifest(where, [f"it is longer than {FILE_MAX >> 20} MiB; give a file of one cluster"])
     try:
         documents = strict.documents(text)
     except strict.BadText as exc:
@@ -84,7 +86,7 @@ def read_manifests(text: str, where: str, namespace: str = "") -> Wanted:
     if len(documents) == 1 and isinstance(documents[0], dict) and documents[0].get("kind") == "List":
         items = documents[0].get("items") or []
         if not isinstance(items, list):
-            raise BadManifest(where, ["items of a List is not a list"])
+            raise BadManifest(where, ["field items of a List must be a list of manifests"])
         documents = items
     faults: list[str] = []
     raws: dict[tuple[str, str], Json] = {}
@@ -93,19 +95,21 @@ def read_manifests(text: str, where: str, namespace: str = "") -> Wanted:
         if (named := _named(document, at, faults)) is None:
             continue
         if named in raws:
-            faults.append(f"{named[0]} {named[1]} is there twice")
+            faults.append(f"{named[0]} {named[1]} stands in the file twice; remove one")
         raws[named] = document
     if not documents:
-        faults.append("it has no TabletCluster and no TabletGroup")
+        faults.append("it has no manifest; expected a TabletCluster or a TabletGroup")
     spaces = {str(raw["metadata"].get("namespace") or "") for raw in raws.values()} - {""}
     spaces |= {namespace} - {""}
     if len(spaces) > 1:
-        faults.append(f"more than one namespace is meant: {', '.join(sorted(spaces))}")
+        faults.append(f"only one namespace is allowed, but these are named: {', '.join(sorted(spaces))}")
     specs = {named: _spec(named, raw, faults) for named, raw in raws.items()}
     groups = {n: s for (_, n), s in specs.items() if isinstance(s, TabletGroupSpec)}
     clusters = [name for kind, name in raws if kind == "TabletCluster"]
     if len(clusters) > 1:
-        faults.append(f"it has more than one TabletCluster: {', '.join(clusters)}")
+        faults.append(
+            f"it has more than one TabletCluster: {', '.join(clusters)}; give each a file of its own"
+        )
     meant = set(clusters) or {g.clusterRef.name for g in groups.values()}
     faults += [
         f"TabletGroup {name} is of TabletCluster {g.clusterRef.name}, not of {clusters[0]}"
@@ -121,7 +125,7 @@ def read_manifests(text: str, where: str, namespace: str = "") -> Wanted:
 
 
 def _named(document: Any, at: str, faults: list[str]) -> tuple[str, str] | None:
-    """Kind and name of a manifest, or None and a fault."""
+    """Kind and name of a manifest. If it is unusable, None, and the fault is added to `faults`."""
     if not isinstance(document, dict):
         faults.append(f"{at} is not an object; expected a TabletCluster or a TabletGroup")
         return None
@@ -153,7 +157,9 @@ def _spec(named: tuple[str, str], raw: Json, faults: list[str]) -> pydantic.Base
 
 
 def changed(o: Observation, wanted: Wanted) -> Observation:
-    """The observation with the wanted specs. TabletGroups that do not exist are added."""
+    """The observation with the wanted specs in place of the present ones. TabletGroups that do not exist are
+    added.
+    """
     there = {g.name: g for g in o.groups}
     groups = [
         replace(g, spec=wanted.groups[g.name], faults=(), unknown=()) if g.name in wanted.groups else g
@@ -171,7 +177,9 @@ def changed(o: Observation, wanted: Wanted) -> Observation:
 
 
 def refusals(before: Observation, after: Observation, names: Sequence[str]) -> tuple[str, ...]:
-    """Why the specs of `after` would not be accepted. `names`: of the TabletGroups that are meant."""
+    """Why the specs of `after` would not be accepted; empty if they would be. `names`: the TabletGroups in
+    the manifests.
+    """
     faults = list(cluster_faults(after))
     old, new = before.cluster.spec, after.cluster.spec
     if old is not None and new is not None:
@@ -196,12 +204,13 @@ def answer(o: Observation, wanted: Wanted, catalog: Catalog, stop: Callable[[], 
 
 
 async def preview(kube: Kube, wanted: Wanted, image: str = "", masters: Sequence[str] = ()) -> Foretold:
-    """What manifests would do. `image`: the operator's own setting; "": that of the pods that run if the spec names
-    none now, else the operator's default. `masters`: addresses; empty: those of the pods.
+    """Foretell what the manifests would do. `image`: the operator's own setting. If it is "" and the present
+    spec names no image, the image of the running pods is taken, else the operator's default. `masters`:
+    addresses of masters; empty to take those of their pods.
 
     Raises:
-        Rejected: there is no such TabletCluster, or it has not formed.
-        Retryable: the masters do not answer, or have not heard from all nodes yet.
+        Rejected: there is no such TabletCluster.
+        Retryable: it has not formed; or its masters do not answer, or have not heard from all nodes yet.
         KubeError: the API server refused or did not answer.
     """
     raw = await kube.get("TabletCluster", wanted.namespace, wanted.cluster)
@@ -216,7 +225,10 @@ async def preview(kube: Kube, wanted: Wanted, image: str = "", masters: Sequence
         image = await _image(kube, wanted)
     o, _ = await observe_kubernetes(kube, raw, image or DEFAULT_IMAGE)
     if o.identity is None or not o.identity.formed:
-        raise Retryable(f"TabletCluster {wanted.cluster} has not formed yet", code=Code.NOT_READY)
+        raise Retryable(
+            f"TabletCluster {wanted.cluster} has not formed yet; try again once it is Ready",
+            code=Code.NOT_READY,
+        )
     link = MasterLink(o.identity.cluster_id, "", o.identity.fork_id)
     try:
         catalog = await _catalog(link, o, masters)
@@ -252,15 +264,16 @@ async def _catalog(link: MasterLink, o: Observation, masters: Sequence[str]) -> 
 
 
 async def _image(kube: Kube, wanted: Wanted) -> str:
-    """The image of the pods that run: what the operator gives them where the spec names none."""
+    """The image that most running pods of the cluster have; "" if there are none."""
     pods = await kube.list("Pod", wanted.namespace, f"{naming.LABEL_CLUSTER}={wanted.cluster}")
     images = [str(c["image"]) for p in pods for c in p["spec"]["containers"] if c["name"] == naming.CONTAINER]
     return max(images, key=images.count, default="")
 
 
 async def _refused_by_server(kube: Kube, wanted: Wanted) -> tuple[str, ...]:
-    """What the API server itself, with its rules and webhooks, says to the manifests, as a dry run. Nothing if the
-    caller has no right to ask."""
+    """Faults that the API server itself, with its rules and webhooks, finds in the manifests. It is asked by
+    dry runs. Manifests for which the caller lacks the right to ask have no faults.
+    """
     faults = []
     for (kind, name), raw in wanted.raws.items():
         spec = raw.get("spec") or {}

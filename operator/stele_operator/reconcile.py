@@ -94,7 +94,7 @@ class ClusterTask:
         self._ailing = False
         self._unsettled = 0
         self._led_s: float | None = None
-        """When a master last led, by the API server's clock; before that, when this task began."""
+        """When a master last led, by the API server's clock. Until one has led, when this task began."""
         self._log = log.bind(namespace=namespace, cluster=name)
 
     @property
@@ -107,7 +107,7 @@ class ClusterTask:
         self._wake.set()
 
     async def run(self) -> None:
-        """Run passes until neither the TabletCluster nor a TabletGroup that names it exists."""
+        """Run passes until the TabletCluster and all TabletGroups that name it are gone."""
         failures = 0
         try:
             while True:
@@ -144,10 +144,11 @@ class ClusterTask:
             await self._hang_up()
 
     async def _tell_failure(self, exc: Exception) -> None:
-        """Send an event that a pass failed. Status and conditions are not updated, so they may be
-        outdated."""
+        """Send an event that a pass failed. Status and conditions are not updated then, so they may be
+        outdated.
+        """
         if self._seen is not None and not _unreachable(exc):
-            text = f"the operator can do nothing for this cluster until this is fixed: {str(exc) or type(exc).__name__}"
+            text = f"the operator can do nothing for this cluster until this error is fixed: {str(exc) or type(exc).__name__}"
             with contextlib.suppress(Exception):  # it is in the log already
                 await self._reporter.event(
                     "TabletCluster", self._seen, "PassFailed", text, self._kube.now_s(), True
@@ -160,8 +161,8 @@ class ClusterTask:
             await link.close()
 
     async def run_pass(self) -> float | None:
-        """Run one pass. Returns the wait (s) until the next, or None if the cluster and its TabletGroups are
-        gone.
+        """Run one pass. Returns the seconds until the next pass, or None if the cluster and its TabletGroups
+        are gone.
 
         Raises:
             KubeError, SteleError: the pass failed. No action was based on incomplete lists.
@@ -235,8 +236,9 @@ class ClusterTask:
         return replace(o, master_reports=reports, catalog=catalog, catalog_problem=problem)
 
     def _must_settle(self, o: Observation) -> bool:
-        """Whether to wait for a new leading master that has not heard from all nodes. To it, most nodes
-        seem silent."""
+        """Whether to wait for a new leading master that has not heard from all nodes yet. Until then most
+        nodes seem silent to it.
+        """
         # A cluster that wakes has no nodes yet that could be heard, and nothing is judged by their silence.
         unsettled = o.catalog is not None and not o.catalog.view.settled and not o.asleep
         self._unsettled = self._unsettled + 1 if unsettled else 0
@@ -266,8 +268,10 @@ class ClusterTask:
             )
 
     async def _orphans(self) -> float | None:
-        """Handle TabletGroups whose TabletCluster does not exist: write that to their status, remove their
-        finalizers."""
+        """Handle TabletGroups whose TabletCluster does not exist: say so in their status, and remove
+        finalizers of those that are being deleted. Returns the seconds until the next pass, or None if there
+        are no such TabletGroups.
+        """
         await self._hang_up()
         metrics.gone(self.namespace, self.name)
         groups = [
@@ -279,7 +283,9 @@ class ClusterTask:
         for raw in groups:
             group = parse_group(raw)
             if group.deleting:
-                reason = f"TabletCluster {self.name} is gone, and the table with it or with its volumes"
+                reason = (
+                    f"TabletCluster {self.name} is gone; the table went with it, or goes with its volumes"
+                )
                 await Actor(self._kube, self.namespace, None).carry_out(let_go(group, reason))
                 continue
             status = orphan_status(group, self.name, timestamp(now_s))
@@ -287,7 +293,7 @@ class ClusterTask:
         return QUIET_S
 
     async def _try_report(self, raw: Json, o: Observation, report: Callable[[], Awaitable[None]]) -> bool:
-        """Write statuses. Returns whether all were written.
+        """Write statuses by `report`. Returns whether all were written.
 
         A failure must not stop healing: a webhook that refuses statuses may run on the very machine that was
         lost.
@@ -297,7 +303,7 @@ class ClusterTask:
         except KubeError as exc:
             self._log.warning("status not written; the next pass tries again", error=str(exc))
             if not _unreachable(exc):
-                text = f"status and conditions may be outdated until this is fixed: {exc}"
+                text = f"status and conditions may be outdated until this error is fixed: {exc}"
                 await self._reporter.event("TabletCluster", raw, "StatusRefused", text, o.now_s, True)
             return False
         return True
@@ -338,8 +344,9 @@ class ClusterTask:
         await at_once(report(group, there) for group, there in told)
 
     def _stands(self, o: Observation, group: GroupObject) -> bool:
-        """Whether to leave the last status of a TabletGroup unchanged, because masters elect a leader,
-        mostly for seconds."""
+        """Whether to leave the last status of a TabletGroup unchanged, because no master leads. An election
+        mostly takes seconds.
+        """
         lately = self._led_s is not None and 0 <= o.now_s - self._led_s < patience_s(o)
         said = {c.observed_generation for c in group.conditions} == {group.generation}
         sleeps = o.asleep and o.cluster.spec is not None and o.cluster.spec.hibernate
@@ -361,8 +368,9 @@ class ClusterTask:
                 await self._say(raw, o, action, action.event, action.reason, False)
 
     async def _tell_changes(self, raw: Json, o: Observation, status: Json) -> None:
-        """Send events when Ready changes, and when all tablets are healthy again. Findings explain the
-        causes."""
+        """Send events when Ready changes, and when all tablets are healthy again. Events of findings tell the
+        causes.
+        """
         before = next((c for c in o.cluster.conditions if c.type == "Ready"), None)
         ready = next(c for c in status["conditions"] if c["type"] == "Ready")
         was, now = before.reason if before is not None else "", ready["reason"]

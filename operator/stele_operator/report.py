@@ -1,7 +1,8 @@
-"""Writes statuses and events. Called by reconcile; the only writer of both.
+"""Writes statuses and events. Called by reconcile and errands; the only writer of both.
 
 Remembers recent events; that memory may be lost at any time. Invariants: an unchanged status is not written,
-so the operator's own writes wake no task. A repeated event is counted up, not created again.
+so the operator's own writes wake no task. A repeated event raises the count of the first one, and creates no
+other.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ _REMEMBERED_MAX = 2_000
 _MESSAGE_MAX = 1_000
 PROGRESS_INTERVAL_S = 10.0
 WRITES_AT_ONCE = 8
-"""The most concurrent status writes for the TabletGroups of one cluster, of which there may be hundreds."""
+"""How many status writes may run at once. A cluster may have hundreds of TabletGroups."""
 _NUMBERS = re.compile(r"(?<![\w-])\d[\d,]*(?![\w-])")
 _PROGRESS_FIELDS = ("bytesDone", "etaSeconds", "reason")  # a copy's reason tells how much has arrived
 
 
 def difference(there: Any, wanted: Any) -> Any:
-    """The merge patch from one value to another, with null for fields to remove; None if they are equal."""
+    """The merge patch that turns one value into another, with null for fields to remove; None if they are
+    equal.
+    """
     if there == wanted:
         return None
     if not isinstance(there, dict) or not isinstance(wanted, dict):
@@ -47,8 +50,9 @@ def difference(there: Any, wanted: Any) -> Any:
 
 
 def without_progress(status: Json) -> Json:
-    """A status without what changes all the time while copies run: bytes, how many tablets are left, and which of many
-    are being healed now."""
+    """A status without the parts that change all the time while copies run. These are bytes, the number of
+    tablets left, and which of many are being healed now.
+    """
     found = dict(status)
     found.pop("progress", None)
     if healing := status.get("healing"):
@@ -69,15 +73,18 @@ def without_progress(status: Json) -> Json:
 
 
 def is_cut(healing: Json) -> bool:
-    """Whether more is under way than the status lists. Then each round of the driver lists others."""
+    """Whether the status lists only part of what is under way. Then each round of the driver lists other
+    parts.
+    """
     return int(healing.get("total", 0)) > len(healing.get("active") or ())
 
 
 async def at_once(writes: Iterable[Coroutine[Any, Any, object]]) -> None:
-    """Run the writes, a few at once. After each, other tasks get a turn, even if nothing had to be written.
+    """Run the writes, up to WRITES_AT_ONCE at once. After each one, other tasks get a turn, even if nothing
+    had to be written.
 
     Raises:
-        KubeError: the error of the first that failed; those not begun by then are skipped.
+        KubeError: the first write that failed. Writes that had not begun by then are skipped.
     """
     left = iter(writes)
 
@@ -96,7 +103,7 @@ async def at_once(writes: Iterable[Coroutine[Any, Any, object]]) -> None:
 
 
 class Reporter:
-    """Writes the results of passes. One per process."""
+    """Writes the results of passes. There is one per process."""
 
     def __init__(self, kube: Kube, instance: str) -> None:
         self._kube = kube
@@ -106,8 +113,9 @@ class Reporter:
         self._healing: dict[str, tuple[str, float]] = {}
 
     async def status(self, kind: str, raw: Json, wanted: Json, now_s: float) -> bool:
-        """Write a status if it changed; progress alone (`without_progress`) is written every 10 s. Returns
-        whether it was written."""
+        """Write a status if it changed. If only progress changed (`without_progress`), write it at most every
+        10 s. Returns whether it was written.
+        """
         metadata, there = raw["metadata"], raw.get("status") or {}
         uid = metadata["uid"]
         too_soon = 0 <= now_s - self._written_s.get(uid, -PROGRESS_INTERVAL_S) < PROGRESS_INTERVAL_S
@@ -122,8 +130,9 @@ class Reporter:
         return True
 
     async def healing(self, raw: Json, healing: Json) -> None:
-        """Write the driver's present work in the middle of a pass, if its step has changed. If there is more than can
-        be listed, every 10 s."""
+        """Write the driver's present work in the middle of a pass, if its steps have changed. If the status
+        cannot list all of it, write at most every 10 s.
+        """
         uid, now_s = raw["metadata"]["uid"], self._kube.now_s()
         mark = str(without_progress({"healing": healing}))
         last, written_s = self._healing.get(uid, ("", now_s - PROGRESS_INTERVAL_S))
@@ -137,7 +146,7 @@ class Reporter:
                 "TabletCluster", raw["metadata"]["namespace"], raw["metadata"]["name"], patch, "status"
             )
         except KubeError as exc:
-            log.info("status.healing not written; the end of the pass writes it", error=str(exc))
+            log.info("status.healing was not written; the end of the pass writes it again", error=str(exc))
 
     async def event(
         self,
@@ -149,9 +158,10 @@ class Reporter:
         warning: bool = False,
         about: str = "",
     ) -> None:
-        """Send an event about a custom resource. A repetition is counted up, at most once a minute.
+        """Send an event about a custom resource. A repeated event raises the count of the first one, at most
+        once a minute.
 
-        `about`: identifies the event if its message changes; the newest message is kept.
+        `about`: what identifies the event if its message changes; the newest message is kept.
         """
         metadata = raw["metadata"]
         text = message[:_MESSAGE_MAX]
@@ -205,6 +215,6 @@ class Reporter:
             log.info("event not counted", name=name, error=str(exc))
 
     def forget(self, uid: str) -> None:
-        """Forget the events of a deleted object."""
+        """Forget what was written about a deleted object."""
         self._written_s.pop(uid, None)
         self._healing.pop(uid, None)

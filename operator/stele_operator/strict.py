@@ -1,7 +1,7 @@
-"""Strict reading of YAML that people write without an API server in between. Called by preview and answers.
+"""Reads YAML that people write and that no API server has checked. Called by preview and answers.
 
-Invariant: nothing is guessed. A key that stands twice, an unknown field and a value of another type are faults. A text is no
-number, and a fraction no count.
+Invariant: nothing is guessed. A key that stands twice, an unknown field and a value of another type are
+faults. A text does not count as a number, nor a fraction as a whole number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Spec = TypeVar("Spec", bound=pydantic.BaseModel)
 
 
 class BadText(Exception):
-    """A text that is no YAML or JSON; one line that says why."""
+    """The text is neither YAML nor JSON. The message is one line that says why."""
 
 
 class _Loader(OnceLoader):
@@ -29,8 +29,9 @@ class _Loader(OnceLoader):
 
 
 class _OfStrangers(_Loader):
-    """Refuses aliases, too: a few lines of them can expand to more values than fit into memory. Somebody who may
-    annotate one TabletCluster must not be able to end the operator of all."""
+    """Refuses aliases, too, because a few lines of them can expand to more values than fit into memory.
+    Somebody who may annotate one TabletCluster must not be able to end the operator of all clusters.
+    """
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -46,8 +47,12 @@ _Loader.add_constructor("tag:yaml.org,2002:timestamp", _text)
 
 
 def documents(text: str, *, of_strangers: bool = False) -> list[Any]:
-    """The documents of a YAML or JSON text, without empty ones. `of_strangers`: this process also serves others, so the
-    text may have no aliases. Raises BadText."""
+    """The documents of a YAML or JSON text, without empty ones. `of_strangers`: the text may have no aliases,
+    because this process also serves others.
+
+    Raises:
+        BadText: the text cannot be read.
+    """
     loader = _OfStrangers if of_strangers else _Loader
     try:
         return [each for each in yaml.load_all(text, loader) if each is not None]
@@ -56,7 +61,7 @@ def documents(text: str, *, of_strangers: bool = False) -> list[Any]:
 
 
 def spec_of(model: type[Spec], raw: Any) -> tuple[Spec | None, tuple[str, ...]]:
-    """(spec, faults) of what somebody wrote; the spec is None if there is a fault."""
+    """The spec that somebody wrote, and its faults. The spec is None if there is a fault."""
     try:
         text = json.dumps({} if raw is None else raw)
     except (TypeError, ValueError) as exc:  # a key that is no text, a binary value
@@ -75,7 +80,7 @@ def _told(model: type[pydantic.BaseModel], place: tuple[str | int, ...], kind: s
 
 
 def _fields(model: type[pydantic.BaseModel], place: Iterable[str | int]) -> list[str]:
-    """The names of the fields at a place; empty if it is no place of a model."""
+    """The names of the fields at a place of a model; empty if the place is not in a model."""
     found: type[pydantic.BaseModel] | None = model
     for step in place:
         if isinstance(step, int) or found is None:
@@ -86,7 +91,9 @@ def _fields(model: type[pydantic.BaseModel], place: Iterable[str | int]) -> list
 
 
 def _model_in(annotation: Any) -> type[pydantic.BaseModel] | None:
-    """The model that a field's type has within: that of a list's elements, or of an optional value."""
+    """The model inside a field's type, such as that of a list's elements or of an optional value; None if
+    there is none.
+    """
     if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
         return annotation
     return next(filter(None, map(_model_in, get_args(annotation))), None)

@@ -120,7 +120,7 @@ def test_it_is_told_step_by_step_and_nothing_is_degraded() -> None:
     assert holders == {"masters", ""} and not degraded
     ask(world, 3)
     told = found(make_plan(world.observe()))["MastersChanging"]
-    assert "2 of 5 masters give the catalog up" in told and "Set it back" in told
+    assert "2 of 5 masters give the catalog up" in told and "Set masters.replicas back" in told
     settle(world)
 
 
@@ -206,7 +206,7 @@ def test_it_waits_for_heals_drains_and_rolls() -> None:
         step(world)
     ask(world, 5)
     plan = step(world)
-    assert "it waits for heal/flights-node-1" in found(plan)["MastersWait"]
+    assert "the change waits for heal/flights-node-1" in found(plan)["MastersWait"]
     assert not [a for a in plan.actions if isinstance(a, CreateClaim)]
     o = world.observe()
     assert cluster_status(o, make_plan(o), (), "now")["budget"] == {
@@ -220,7 +220,7 @@ def test_it_waits_for_heals_drains_and_rolls() -> None:
     world.cluster["spec"]["image"] = "stele/node:next"
     ask(world, 5)
     plan = step(world)
-    assert "it waits for upgrade" in found(plan)["MastersWait"] and "Rolling" in found(plan)
+    assert "the change waits for upgrade" in found(plan)["MastersWait"] and "Rolling" in found(plan)
     while any(p["spec"]["containers"][0]["image"] != "stele/node:next" for p in world.of("Pod")):
         plan = step(world)
         assert world.masters_wanted == 3

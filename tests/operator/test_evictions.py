@@ -27,8 +27,10 @@ def test_as_many_pods_may_be_evicted_as_any_tablet_can_lose(
     assert (least(world), least(world, "master")) == (stay, 2)
     message = drains(world)["message"]
     assert message.startswith(f"{told} one master may be evicted at a time")
-    assert ("with more nodes away, these could lose their majority: " in message) == bound
-    assert ("with more masters away, these could lose their majority: the catalog" in message) == (most > 1)
+    assert ("with more nodes away, these tablets could lose their majority: " in message) == bound
+    assert ("with more masters away, these tablets could lose their majority: the catalog" in message) == (
+        most > 1
+    )
 
 
 @pytest.mark.parametrize("heard", [False, True])

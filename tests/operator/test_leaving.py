@@ -185,7 +185,7 @@ def test_the_last_node_of_a_zone_does_not_leave_where_others_could() -> None:
     plan = world.step()
     assert reasons(plan)["DrainRefused"] == (
         f"{last} cannot be drained: zone {zones[last]} would have no node without {last}; name nodes of other zones in "
-        f"nodes.retire, or take {zones[last]} from zones"
+        f"nodes.retire, or remove {zones[last]} from zones"
     )
     assert set(states(world).values()) == {State.READY}
     world.cluster["spec"]["zones"] = [z for z in ("z1", "z2", "z3") if z != zones[last]]

@@ -44,8 +44,8 @@ def test_a_second_node_is_not_parked_while_one_is_and_the_budget_is_one() -> Non
     ids = of_nodes(world)
     assert [world.nodes[ids[f"flights-node-{n}"]].parked for n in (0, 1)] == [True, False]
     assert found(plan)["ParkRefused"] == (
-        "flights-node-1 cannot be parked: flights-node-0 is parked, and budget.maxUnavailable is 1; raise it, or take a name "
-        "from nodes.park"
+        "flights-node-1 cannot be parked: flights-node-0 is parked, and budget.maxUnavailable is 1; raise "
+        "budget.maxUnavailable, or remove a name from nodes.park"
     )
     world.silent.add("flights-node-0")
     for _ in range(5):

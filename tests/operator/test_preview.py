@@ -36,7 +36,7 @@ spec:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", ["no TabletCluster and no TabletGroup"]),
+        ("", ["no manifest; expected a TabletCluster or a TabletGroup"]),
         ("{", ["it is not YAML"]),
         ("- 1", ["it is not an object"]),
         ("kind: Pod", ["it is a Pod; expected TabletCluster or TabletGroup"]),
@@ -79,7 +79,7 @@ spec:
             ["spec.columns.0.typ: there is no such field; did you mean 'type'?"],
         ),
         (CLUSTER.replace("{nodes: {replicas: 5}}", "[]"), ["TabletCluster flights: spec"]),
-        (f"{CLUSTER}---{CLUSTER}", ["TabletCluster flights is there twice"]),
+        (f"{CLUSTER}---{CLUSTER}", ["TabletCluster flights stands in the file twice; remove one"]),
         (
             f"{CLUSTER}---{CLUSTER.replace('name: flights', 'name: other')}",
             ["more than one TabletCluster: flights, other"],
@@ -90,7 +90,7 @@ spec:
         ),
         (
             f"{CLUSTER}---{GROUP.replace('more}', 'more, namespace: b}')}",
-            ["more than one namespace is meant: b, data"],
+            ["only one namespace is allowed, but these are named: b, data"],
         ),
         ("x: " * 500_000, ["longer than 1 MiB"]),
         ("[" * 5_000, ["it is not YAML"]),

@@ -37,16 +37,22 @@ def test_a_selector_that_no_machine_carries_is_told_before_a_pod_waits_for_it() 
     plan = world.run()
     (stalled,) = [f for f in plan.findings if f.kind is Kind.STALLED]
     assert stalled.reason == "NoMachineSelected"
-    assert stalled.message == "nodes.nodeSelector asks for arch=x, disk=sdd, which no machine matches"
+    assert (
+        stalled.message
+        == "nodes.nodeSelector asks for arch=x, disk=sdd, which no machine matches; label machines, or correct the spec"
+    )
     assert {m.state for m in plan.members} == {State.READY}, "nothing that runs is touched"
     world.cluster["spec"]["nodes"] |= {"affinity": asks(label("cores", "Gt", "8"), name("In", "n9"))}
     (both,) = [f for f in make_plan(world.observe()).findings if f.kind is Kind.STALLED]
     terms = "cores Gt 8 or metadata.name In n9"
     asked = f"nodes.nodeSelector and nodes.affinity ask for arch=x, disk=sdd, and for {terms}"
-    assert both.message == f"{asked}, which no machine matches"
+    assert both.message == f"{asked}, which no machine matches; label machines, or correct the spec"
     del world.cluster["spec"]["nodes"]["nodeSelector"]
     (alone,) = [f for f in make_plan(world.observe()).findings if f.kind is Kind.STALLED]
-    assert alone.message == f"nodes.affinity asks for {terms}, which no machine matches"
+    assert (
+        alone.message
+        == f"nodes.affinity asks for {terms}, which no machine matches; label machines, or correct the spec"
+    )
     world.machines_known = False
     assert not [f for f in make_plan(world.observe()).findings if f.kind is Kind.STALLED]
 

@@ -1,4 +1,4 @@
-"""The custom resources, as models; crds/*.yaml are written from them.
+"""The custom resources, as models. crds/*.yaml are written from them.
 
 Imports only pydantic, and knows nothing of how the operator acts. Invariant: every field has an effect.
 """
@@ -11,7 +11,7 @@ GROUP = "stele.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 CLUSTER_NAME_LENGTH_MAX = 40
-"""Leaves room for `-master-` and a serial in the 63 characters of a label."""
+"""Leaves room for `-master-` and a serial in the 63 characters that a label may have."""
 
 __all__ = [
     "API_VERSION",

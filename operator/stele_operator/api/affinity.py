@@ -1,8 +1,8 @@
 """Kubernetes' own types for affinity and topology spread. Imported by pods; knows no resource.
 
-They are as in any pod, except `matchLabelKeys`, which only matters for Deployments. Invariants: Kubernetes
-accepts what these accept. Absent and empty parts stay distinct, since an absent selector selects nothing and
-an empty one everything.
+They are as in any pod, except that `matchLabelKeys` is left out, since it only matters for Deployments.
+Invariants: Kubernetes accepts whatever these types accept. Absent and empty parts stay distinct: an absent
+selector selects nothing, an empty one everything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Weight = Annotated[int, Field(ge=1, le=100, description=_WEIGHT)]
 
 
 class LabelOperator(StrEnum):
-    """How a selector compares a label of pods."""
+    """How a selector compares a pod's label with its values."""
 
     IN = "In"
     NOT_IN = "NotIn"
@@ -32,7 +32,7 @@ class LabelOperator(StrEnum):
 
 
 class NodeOperator(StrEnum):
-    """How a term compares a label of machines."""
+    """How a term compares a machine's label with its values."""
 
     IN = "In"
     NOT_IN = "NotIn"
@@ -43,7 +43,7 @@ class NodeOperator(StrEnum):
 
 
 class FieldOperator(StrEnum):
-    """How a term compares a machine's name."""
+    """How a term compares a machine's name with its value."""
 
     IN = "In"
     NOT_IN = "NotIn"
@@ -71,7 +71,7 @@ _COMPARED = rule(
 
 Values = Annotated[
     list[LabelValue],
-    Field(max_length=64, json_schema_extra=_ATOMIC, description="Values for the operator."),
+    Field(max_length=64, json_schema_extra=_ATOMIC, description="Values to compare the label with."),
 ]
 
 
@@ -81,13 +81,14 @@ class LabelRequirement(Model):
     model_config = ConfigDict(json_schema_extra=with_rules(*_VALUED))
 
     key: LabelKey = Field(description="Key of the label.")
-    operator: LabelOperator = Field(description="In and NotIn: one of `values`, or none of them.")
+    operator: LabelOperator = Field(
+        description="In: the label has one of `values`. NotIn: it has none of them."
+    )
     values: Values | None = None
 
 
 class LabelSelector(Model):
-    """Selects pods by labels; all parts must match. An empty selector selects all pods, an absent one
-    none."""
+    """Selects pods by labels; all parts must match. An empty selector selects all pods, an absent one none."""
 
     matchLabels: (
         Annotated[
@@ -108,7 +109,7 @@ class NodeRequirement(Model):
 
     key: LabelKey = Field(description="Key of the label.")
     operator: NodeOperator = Field(
-        description="In and NotIn: one of `values`, or none of them. Gt and Lt: a whole number above or below the value."
+        description="In: the label has one of `values`. NotIn: it has none of them. Gt and Lt: a whole number above or below the value."
     )
     values: Values | None = None
 
@@ -124,7 +125,7 @@ class FieldRequirement(Model):
 
 
 class NodeTerm(Model):
-    """Selects machines by labels and names; all conditions must match, and there must be at least one."""
+    """Selects machines by labels and names. It needs at least one condition, and all must match."""
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1})
 
@@ -173,7 +174,7 @@ class NodeAffinity(Model):
     """The machines on which a pod may run, and those that it prefers."""
 
     requiredDuringSchedulingIgnoredDuringExecution: RequiredMachines | None = Field(
-        default=None, description="The machines on which it may run."
+        default=None, description="The machines on which the pod may run."
     )
     preferredDuringSchedulingIgnoredDuringExecution: (
         Annotated[list[PreferredMachines], Field(max_length=_PARTS_MAX, json_schema_extra=_ATOMIC)] | None
@@ -192,7 +193,8 @@ class PodTerm(Model):
         description="Namespaces of those pods. Absent, without a selector: the TabletCluster's own.",
     )
     namespaceSelector: LabelSelector | None = Field(
-        default=None, description="Namespaces of those pods, by their labels. An empty one: all."
+        default=None,
+        description="Namespaces of those pods, by their labels. An empty selector: all namespaces.",
     )
 
 
@@ -221,13 +223,15 @@ class PodAffinity(Model):
 
 
 class Affinity(Model):
-    """Where a pod may run, in addition to the operator's own terms."""
+    """Where a pod may run. The operator adds its own terms."""
 
-    nodeAffinity: NodeAffinity | None = Field(default=None, description="The machines on which it may run.")
-    podAffinity: PodAffinity | None = Field(default=None, description="Other pods near which it runs.")
+    nodeAffinity: NodeAffinity | None = Field(
+        default=None, description="The machines on which the pod may run."
+    )
+    podAffinity: PodAffinity | None = Field(default=None, description="Other pods near which the pod runs.")
     podAntiAffinity: PodAffinity | None = Field(
         default=None,
-        description="Other pods away from which it runs. The operator adds its own term, which keeps members apart.",
+        description="Other pods away from which the pod runs. The operator adds its own term, which keeps members apart.",
     )
 
 
@@ -239,14 +243,14 @@ class Unsatisfiable(StrEnum):
 
 
 class InclusionPolicy(StrEnum):
-    """Whether machines on which a pod cannot run count."""
+    """Whether the spread counts machines on which a pod cannot run."""
 
     HONOR = "Honor"
     IGNORE = "Ignore"
 
 
 class SpreadConstraint(Model):
-    """How evenly pods are spread over places."""
+    """How evenly pods are spread over places, such as zones."""
 
     model_config = ConfigDict(
         json_schema_extra=with_rules(

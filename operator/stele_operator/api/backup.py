@@ -1,6 +1,8 @@
-"""TabletBackup, TabletBackupSchedule and TabletRestore, as a user asks for them. Read by errands, written to crds/ by generate.
+"""TabletBackup, TabletBackupSchedule and TabletRestore, as a user asks for them. Read by errands, written to
+crds/ by generate.
 
-Invariants: every field has an effect today. Defaults are published and never change. What a Job was made from cannot change.
+Invariants: every field has an effect today. Published defaults never change. Fields from which a Job was made
+cannot change.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class BackupType(StrEnum):
 
 
 class ConcurrencyPolicy(StrEnum):
-    """What happens when a time comes while the backup before still runs."""
+    """What happens when a backup is due while the previous one still runs."""
 
     FORBID = "Forbid"
     REPLACE = "Replace"
@@ -84,23 +86,27 @@ _SPARK = "Spark does the work. Absent: one process of the image of the cluster d
 
 
 class JobSettings(Model):
-    """How the Job runs, and when it is given up."""
+    """How the Job runs, and when it counts as failed."""
 
     backoffLimit: int = Field(
         default=3,
         ge=0,
         le=20,
-        description="How often it is tried again after a failure that may pass. Each try goes on where the one before ended.",
+        description="How often the Job is tried again after a failure that may pass. Each try continues where the one before ended.",
     )
     deadline: Duration = Field(
-        default="6h", description="How long all tries may take together; then it has failed."
+        default="6h", description="How long all tries may take together. After that the Job has failed."
     )
-    resources: Resources | None = Field(default=None, description="CPU and memory of its pod.")
-    nodeSelector: NodeSelector | None = Field(default=None, description="Labels of machines that may run it.")
-    tolerations: Tolerations | None = Field(default=None, description="Taints of machines that it tolerates.")
+    resources: Resources | None = Field(default=None, description="CPU and memory of the Job's pod.")
+    nodeSelector: NodeSelector | None = Field(
+        default=None, description="Labels that a machine must have to run the pod."
+    )
+    tolerations: Tolerations | None = Field(
+        default=None, description="Taints of machines that the pod tolerates."
+    )
     serviceAccountName: ObjectName | None = Field(
         default=None,
-        description="ServiceAccount of its pod, for stores that give rights by it. Its token of Kubernetes is mounted only for Spark's executors. Absent: that of "
+        description="ServiceAccount of the Job's pod, for stores that grant rights by it. Its Kubernetes token is mounted only with executors of Spark. Absent: that of "
         "the cluster's pods.",
     )
 
@@ -146,7 +152,7 @@ class SparkSettings(Model):
 
 
 class Retention(Model):
-    """Which backups of the folder to keep. A backup that either field keeps is kept."""
+    """Which backups of the folder to keep: each that at least one of the two fields keeps."""
 
     keepFull: int | None = Field(
         default=None,
@@ -164,7 +170,7 @@ Groups = Annotated[list[ObjectName], Field(max_length=256)]
 
 
 class BackupBody(Model):
-    """What is backed up, how, and where to."""
+    """What is backed up, how, and to which folder."""
 
     clusterRef: ClusterRef = Field(description="The TabletCluster, in the same namespace.")
     groups: Groups = Field(
@@ -215,7 +221,7 @@ class TabletBackupSpec(BackupBody):
 
     at: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
         default=None,
-        description="The moment of the rows, in ISO 8601, as far back as the tables' history goes. Absent: when it begins.",
+        description="The moment whose rows are backed up, in ISO 8601. It must lie within the tables' history. Absent: when the backup begins.",
     )
     deletionPolicy: DeletionPolicy = Field(
         default=DeletionPolicy.RETAIN,
@@ -228,14 +234,14 @@ Cron = Annotated[str, Field(min_length=9, max_length=256, pattern=r"^\S+( +\S+){
 
 
 class HistoryLimit(Model):
-    """How many finished TabletBackups stay as objects. The data do not depend on it."""
+    """How many finished TabletBackups stay as objects. Their data stay independently of this."""
 
-    succeeded: int = Field(default=10, ge=1, le=100, description="Of those that succeeded.")
-    failed: int = Field(default=3, ge=1, le=100, description="Of those that failed.")
+    succeeded: int = Field(default=10, ge=1, le=100, description="How many that succeeded stay.")
+    failed: int = Field(default=3, ge=1, le=100, description="How many that failed stay.")
 
 
 class Drill(Model):
-    """A restore for practice, into tables of other names, which are compared with the backup and deleted."""
+    """A restore for practice. The tables get other names, are compared with the backup, and are deleted."""
 
     schedule: Cron = Field(
         description="When: minute, hour, day of month, month, day of week; in the timeZone of the schedule."
@@ -258,7 +264,7 @@ class TabletBackupScheduleSpec(Model):
         default="Etc/UTC", description="The time zone of the times, such as Europe/Berlin."
     )
     suspend: bool = Field(
-        default=False, description="While true nothing new begins. Times that pass are left out."
+        default=False, description="While true no new backup begins. Times that pass are skipped."
     )
     concurrencyPolicy: ConcurrencyPolicy = Field(
         default=ConcurrencyPolicy.FORBID,
@@ -266,7 +272,7 @@ class TabletBackupScheduleSpec(Model):
     )
     startingDeadline: Duration = Field(
         default="1h",
-        description="A backup that could not begin within this time is left out, and reported as missed.",
+        description="A backup that could not begin within this time is skipped, and reported as missed.",
     )
     fullEvery: Duration | None = Field(
         default=None,
@@ -280,14 +286,16 @@ class TabletBackupScheduleSpec(Model):
 
 
 class RestoredTable(Model):
-    """A table of the backup."""
+    """A table of the backup to restore, and its new name."""
 
-    name: TableName = Field(description="Its name in the backup.")
-    newName: TableName | None = Field(default=None, description="Its name in the cluster. Absent: the same.")
+    name: TableName = Field(description="Name of the table in the backup.")
+    newName: TableName | None = Field(
+        default=None, description="Name of the restored table. Absent: the same name."
+    )
 
 
 class RestoredRanges(Model):
-    """Range partitioning of the restored tables: each range of keys has tablets of its own."""
+    """Range partitioning of the restored tables. Each range of keys has tablets of its own."""
 
     columns: Annotated[list[ColumnName], Field(min_length=1, max_length=16)] = Field(
         description="Columns of the primary key.", json_schema_extra=_ATOMIC
@@ -316,7 +324,8 @@ class TabletRestoreSpec(Model):
         Field(default=None, description="The id of the backup, or its first digits. Absent: the newest.")
     )
     time: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
-        default=None, description="The newest backup with rows of this time or before, in ISO 8601."
+        default=None,
+        description="Take the newest backup whose rows are of this time or earlier, in ISO 8601.",
     )
     tables: Annotated[list[RestoredTable], Field(max_length=256)] = Field(
         default_factory=list,

@@ -19,13 +19,14 @@ def rule(cel: str, message: str, **more: str) -> dict[str, str]:
 
 
 def with_rules(*rules: dict[str, str]) -> dict[str, Any]:
-    """The schema extension that carries CEL rules."""
+    """The part of a schema that carries these CEL rules."""
     return {"x-kubernetes-validations": list(rules)}
 
 
 def with_keys(field: str, *more: dict[str, str]) -> dict[str, Any]:
-    """A rule that the keys of a map are valid label keys. A schema alone cannot restrict the keys of a
-    map."""
+    """The part of a schema that requires valid label keys as keys of a map. It is a CEL rule, since a schema
+    alone cannot restrict the keys of a map.
+    """
     return with_rules(
         rule(
             f"self.all(key, key.matches('{LABEL_KEY}') && key.matches('{KEY_LENGTH}'))",
@@ -39,9 +40,9 @@ def with_keys(field: str, *more: dict[str, str]) -> dict[str, Any]:
 class Model(BaseModel):
     """Base of all parts of a custom resource. Unknown fields are faults.
 
-    Unknown fields from the API server come from later definitions, and observe removes them. So a new field
-    must be one that an older operator may ignore. If it may not, add a new value to an existing field
-    instead.
+    If the API server has newer definitions, observe removes the fields that this operator does not know. So a
+    new field must be one that an older operator may ignore. If ignoring it would do harm, add a new value to
+    an existing field instead.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)

@@ -1,6 +1,6 @@
 """TabletCluster: what a user may ask of a cluster. Read by observe, written to crds/ by generate.
 
-Invariants: every field has an effect today. Defaults are published and never change.
+Invariants: every field has an effect today. Published defaults never change.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DeletionPolicy(StrEnum):
 
 
 class UpdateStrategy(StrEnum):
-    """How running pods get what the spec asks for, as Kubernetes' StatefulSets name it."""
+    """How running pods get a changed spec. The values have the names that StatefulSets use."""
 
     ROLLING_UPDATE = "RollingUpdate"
     ON_DELETE = "OnDelete"
@@ -107,8 +107,9 @@ def _named(part: str) -> dict[str, str]:
 
 
 _AS_KUBERNETES = (*map(_named, ("requests", "limits")), *map(_covers, ("cpu", "memory")))
-"""Rules that Kubernetes has, too. But it checks them only when it creates a pod, perhaps one that must replace a
-lost one."""
+"""Rules that Kubernetes has, too. But it checks them only when it creates a pod. That may be a pod that must
+replace a lost one.
+"""
 
 
 class Resources(Model):
@@ -124,7 +125,7 @@ class Resources(Model):
 
 
 def _at_least(least: str, who: str) -> dict[str, Any]:
-    """The memory limit is at least `least`. Without a limit the request is the limit."""
+    """CEL rules: the memory limit is at least `least`. Without a limit, the request counts as the limit."""
     wrong = f"{who}.resources: the memory limit must be at least {least}; without a limit the request is the limit"
     return with_rules(
         *_AS_KUBERNETES,
@@ -154,7 +155,7 @@ class NodeResources(Resources):
 
 
 class Log(Model):
-    """The log of each member, which all its tablets share."""
+    """The log of a member. All its tablets share it."""
 
     model_config = ConfigDict(
         json_schema_extra=with_rules(
@@ -195,7 +196,7 @@ class Masters(Model):
     replicas: int = Field(
         default=3,
         description="Number of masters: 1, 3 or 5. If it changes, masters are added or taken away one at a time, while nothing "
-        "heals or is rolled. Until that has ended, set it back to keep them. Each master needs a machine of its own "
+        "heals or is rolled. Until the change has ended, set the number back to keep them. Each master needs a machine of its own "
         "(Stalled=TooFewMachines).",
         json_schema_extra={"enum": [1, 3, 5]},
     )
@@ -350,7 +351,7 @@ class Budget(Model):
 
 
 class Balance(Model):
-    """What the operator evens out over the nodes by itself."""
+    """What the operator spreads evenly over the nodes."""
 
     leaders: bool = Field(
         default=True,

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinitions. Written to crds/ by generate; the tests compare.
+"""Builds the CustomResourceDefinitions. generate writes them to crds/, and the tests compare the two.
 
 Pure. `statuses` has the schemas of `status`.
 """

@@ -1,7 +1,8 @@
-"""Finds the fields of a custom resource that a new spec changes although they are fixed. Pure.
+"""Finds the fields that a new spec changes although they are fixed. Pure.
 
-The rules are the models' own CEL rules that name `oldSelf`, so nothing is said twice. Invariant: each form of
-such a rule is known here (tests/operator/test_fixed.py); an unknown one is a bug of ours, not of the spec.
+The rules are the models' own CEL rules that name `oldSelf`, so no rule is stated twice. Invariant: each form
+of such a rule is known here (tests/operator/test_fixed.py). An unknown form is a bug of the operator, not of
+the spec.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ _FIELD = re.compile(r"\(has\(self\.(\w+)\) \? self\.\1 : ''\) == \(has\(oldSelf\
 
 
 def fixed_faults(before: BaseModel, after: BaseModel) -> tuple[str, ...]:
-    """What `after` changes that is fixed, as the API server would say it; both of one model."""
+    """The faults of changing `before` to `after`: one message for each fixed field that differs, as the API
+    server words it. Both are of one model.
+    """
     old, new = (spec.model_dump(mode="json", exclude_none=True) for spec in (before, after))
     return tuple(dict.fromkeys(_faults(structural_schema(type(after)), old, new, "spec")))
 
 
 def transition_rules(schema: Json) -> Iterator[Json]:
-    """All CEL transition rules of a schema (those that use `oldSelf`)."""
+    """All CEL transition rules of a schema. These are the rules that use `oldSelf`."""
     for rule in schema.get("x-kubernetes-validations", ()):
         if "oldSelf" in rule["rule"]:
             yield rule
@@ -37,7 +40,7 @@ def transition_rules(schema: Json) -> Iterator[Json]:
 
 
 def holds(cel: str, old: Any, new: Any) -> bool:
-    """Whether a transition rule holds.
+    """Whether a transition rule holds between the old and the new value.
 
     Raises:
         ValueError: the rule has a form that is not known here.

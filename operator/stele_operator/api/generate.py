@@ -1,4 +1,4 @@
-"""Writes crds/*.yaml, their twins in the Helm chart and docs/resources.md from the models. Run by `make
+"""Writes crds/*.yaml, their copies in the Helm chart, and docs/resources.md from the models. Run by `make
 generate`.
 
 `python -m stele_operator.api.generate [CRDS CHART_TEMPLATES]`. Invariant: the same models give the same
@@ -26,7 +26,9 @@ Json = dict[str, Any]
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes repeated parts in full. YAML anchors are hard to read, and some tools do not support them."""
+    """Writes repeated parts in full, because YAML anchors are hard to read and some tools do not support
+    them.
+    """
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -37,15 +39,15 @@ def _dump(definition: Json) -> str:
 
 
 def rendered() -> dict[str, str]:
-    """Text of each file in crds/, by name."""
+    """The text of each file in crds/, by file name."""
     return {name: f"# {_HEAD}\n{_dump(definition)}" for name, definition in definitions().items()}
 
 
 def chart_rendered() -> dict[str, str]:
-    """Text of each file in the chart's templates/crds/, by name.
+    """The text of each file in the chart's templates/crds/, by file name.
 
-    They are templates because Helm does not update a chart's crds/ folder. An upgrade of the release updates
-    templates, and the annotation keeps them, with all resources of their kinds, when the release is removed.
+    They are templates, because Helm updates templates with a release, but not a chart's crds/ folder. When
+    the release is removed, the annotation keeps them and all resources of their kinds.
     """
     made = {}
     for name, definition in definitions().items():
@@ -56,7 +58,7 @@ def chart_rendered() -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the files."""
+    """Write the files into the folders that the command line names, or into the repository if it names none."""
     crds, templates = map(Path, sys.argv[1:3]) if len(sys.argv) > 2 else (DIRECTORY, CHART_DIRECTORY)
     for directory, files in ((crds, rendered()), (templates, chart_rendered())):
         directory.mkdir(parents=True, exist_ok=True)

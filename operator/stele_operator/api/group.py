@@ -1,6 +1,6 @@
 """TabletGroup: a table, as a user asks for it. Read by observe, written to crds/ by generate.
 
-Invariants: every field has an effect today. Defaults are published and never change.
+Invariants: every field has an effect today. Published defaults never change.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ColumnSpec(Model):
 
 
 class HashSpec(Model):
-    """Hash partitioning: rows are spread over buckets by a hash of key columns."""
+    """Hash partitioning. Rows are spread over buckets by a hash of key columns."""
 
     columns: Annotated[list[ColumnName], Field(min_length=1, max_length=16)] = Field(
         description="Columns of the primary key.", json_schema_extra={"x-kubernetes-list-type": "atomic"}
@@ -61,7 +61,7 @@ KeyValues = Annotated[list[KeyText], Field(min_length=1, max_length=16)]
 
 
 class RangeBounds(Model):
-    """A range of keys: a value for each range column at both ends."""
+    """A range of keys. Each bound has a value for each range column."""
 
     from_: KeyValues | None = Field(
         default=None,
@@ -77,7 +77,7 @@ class RangeBounds(Model):
 
 
 class RangeSpec(Model):
-    """Range partitioning: each range of keys has tablets of its own."""
+    """Range partitioning. Each range of keys has tablets of its own."""
 
     columns: Annotated[list[ColumnName], Field(min_length=1, max_length=16)] = Field(
         description="Columns of the primary key. Cannot change.",

@@ -1,6 +1,7 @@
 """The fields for pods of masters and nodes, except resources. Imported by cluster; knows no resource.
 
-Invariants: Kubernetes accepts in a pod what these accept. They cannot override what the operator sets itself.
+Invariants: whatever these fields accept, Kubernetes accepts in a pod. They cannot override what the operator
+sets itself.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class TolerationOperator(StrEnum):
 
 
 class Toleration(Model):
-    """A taint of machines that pods tolerate."""
+    """A taint of machines that the pods tolerate."""
 
     # Kubernetes' own taints mean that a machine is down, cordoned or short of something. A pod that tolerates
     # them (or everything) may be placed on a machine that is off, and its member is lost for good.

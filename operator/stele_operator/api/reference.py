@@ -1,8 +1,8 @@
-"""docs/resources.md, from the definitions: every field that a user or the operator writes. Called by
+"""Writes docs/resources.md from the definitions: every field that a user or the operator writes. Called by
 generate.py; pure.
 
-Invariant: each field of the schema has a line with its description, except the parts of Kubernetes' own
-types.
+Invariant: each field of the schema has a line with its description. Only the parts of Kubernetes' own types
+are left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stele_operator.api.definitions import definitions
 Json = dict[str, Any]
 
 _AS_IN_PODS = ("affinity", "topologySpreadConstraints")
-"""Fields whose parts are left out: hundreds of lines that Kubernetes' own documentation has."""
+"""Fields whose parts are left out. They would take hundreds of lines, and Kubernetes documents them."""
 
 _HEAD = """# The resources, field by field
 
@@ -48,7 +48,7 @@ def _kind(definition: Json) -> str:
 
 
 def _fields(schema: Json, prefix: str) -> Iterator[tuple[str, Json, bool]]:
-    """(path, schema, whether it is required) of each field below, outer ones first."""
+    """The path, the schema, and whether it is required, of each field below; outer fields first."""
     for name, field in schema.get("properties", {}).items():
         path = f"{prefix}{name}"
         yield path, field, prefix.startswith("spec") and name in schema.get("required", ())

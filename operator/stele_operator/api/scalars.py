@@ -24,14 +24,16 @@ _FACTOR = {
 }
 
 CLUSTER_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-"""Names of Services contain it. Before Kubernetes 1.34 those could not begin with a digit."""
+"""Names of Services contain the cluster's name. Before Kubernetes 1.34 such names could not begin with a
+digit.
+"""
 
 
 def byte_count(text: str) -> int:
-    """Bytes in a Kubernetes quantity such as `10Gi`, `500M` or `1.5Ti`; rounded up.
+    """Bytes in a Kubernetes quantity such as `10Gi`, `500M` or `1.5Ti`, rounded up.
 
     Raises:
-        ValueError: for any other text.
+        ValueError: the text is not such a quantity.
     """
     match = _QUANTITY_PARTS.match(text)
     if match is None or match.group(2) not in _FACTOR:
@@ -45,7 +47,7 @@ RATE_MAX = 1 << 60
 
 
 def bytes_per_second(text: str) -> int:
-    """Bytes per second of a quantity, limited to RATE_MIN to RATE_MAX."""
+    """Bytes per second of a quantity, brought into the range from RATE_MIN to RATE_MAX."""
     return min(max(byte_count(text), RATE_MIN), RATE_MAX)
 
 
@@ -108,10 +110,10 @@ KEY_LENGTH = "^([^/]{1,253}/)?[^/]{1,63}$"
 _LABEL_VALUE = "^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT_NAME)]
-"""Name of an object of Kubernetes."""
+"""Name of a Kubernetes object."""
 
 LabelValue = Annotated[str, Field(max_length=63, pattern=_LABEL_VALUE)]
-"""Value of a label or a taint; may be empty."""
+"""Value of a label or a taint. It may be empty."""
 
 LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=LABEL_KEY)]
 """Key of a label or a taint."""
@@ -120,4 +122,4 @@ Zone = Annotated[str, Field(min_length=1, max_length=63)]
 """A value of the machines' label topology.kubernetes.io/zone."""
 
 ColumnName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-"""The same names as in stele.model.schema."""
+"""Name of a column. The rules are those of stele.model.schema."""

@@ -1,6 +1,6 @@
 """The schemas of `status` of the custom resources. Used by definitions.
 
-Pure. Invariant: what they declare is what report writes.
+Pure. Invariant: report writes exactly the fields that these schemas declare.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ CLUSTER_STATUS = _object(
     observedGeneration=_count("Generation of the spec to which this status refers."),
     clusterUUID=_text("Identity of the cluster. Its nodes refuse any other."),
     deletionPolicy=_text(
-        "What happens to the volumes if the TabletCluster is deleted now. Delete while any claim in use still belongs to "
-        "it, or is itself being deleted."
+        "What happens to the volumes if the TabletCluster is deleted now. Delete while a claim in use belongs to the "
+        "TabletCluster, or is itself being deleted; otherwise Retain."
     ),
     replicas=_count("Nodes that exist."),
     readyReplicas=_count("Nodes that serve."),
@@ -101,7 +101,7 @@ CLUSTER_STATUS = _object(
             role=_text("node or master."),
             nodeUUID=_text("Identity stored on its volume."),
             machine=_text("The machine on which its pod runs."),
-            zone=_text("The zone chosen for it."),
+            zone=_text("The zone chosen for the member."),
             state=_text(
                 "Ready, Starting, Silent, Lost, Parked (away, and waited for), Draining, Retired, Pending or Hibernated."
             ),
@@ -141,7 +141,7 @@ CLUSTER_STATUS = _object(
             "heal/MEMBER, drain/MEMBER, park/MEMBER, masters (their number changes), upgrade or hibernate; several, at most 10, "
             "with commas between them. Empty: nobody."
         ),
-        waiting=_list("Who waits for that; at most 10.", _text("As in holder."), 10),
+        waiting=_list("Who waits for the budget; at most 10.", _text("As in holder."), 10),
     ),
     plan=_object(
         "The answer to the annotation stele.dev/plan: what these changes of the spec would do.",
@@ -151,7 +151,7 @@ CLUSTER_STATUS = _object(
             "description": "Whether all that is asked for would be reached, and every tablet could be used meanwhile.",
         },
         request=_text("Digest of the annotation to which this is the answer."),
-        observedGeneration=_count("Generation of the spec to which the changes would be made."),
+        observedGeneration=_count("Generation of the spec that the changes would change."),
         time=_text("When it was answered. Later changes of the cluster are not in it."),
     ),
 )
@@ -209,7 +209,7 @@ _RUN = {
 BACKUP_STATUS = _object(
     "What the operator last saw.",
     **_RUN,
-    type=_text("full or incremental: what it became."),
+    type=_text("Whether it became a full or an incremental backup."),
     base=_text("Id of the backup on which it builds."),
     tables=_count("Number of its tables."),
     bytes=_count("Bytes of its files."),

@@ -1,7 +1,7 @@
 """Converts a pydantic model to the structural schema of a CustomResourceDefinition. Called by definitions.
 
-Pure. Invariant: the result has no $ref, no title and no null type. It has the model's defaults, as far as
-JSON has them.
+Pure. Invariant: the result has no $ref, no title and no null type. It has the model's defaults, where JSON
+can express them.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def _walk(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fill_defaults(schema: dict[str, Any]) -> None:
-    """Let objects whose fields all have defaults default to {}, so that the API server fills in those
-    fields."""
+    """Give objects whose fields all have defaults the default {}, so that the API server fills in those
+    fields.
+    """
     for child in schema.get("properties", {}).values():
         _fill_defaults(child)
         properties = child.get("properties")

@@ -25,7 +25,7 @@ def _role(manifest: Json) -> Role:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """Base of all actions. `event`: the reason of its Kubernetes event; "": no event."""
+    """Base of all actions. `event` is the reason of its Kubernetes event; "" means that it has no event."""
 
     event: ClassVar[str] = ""
     reason: str
@@ -33,20 +33,21 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class CreateObject(Base):
-    """Create a Kubernetes object. If the cluster's own object exists, that counts as done, unless
-    `must_be_new`."""
+    """Create a Kubernetes object. If the object exists and belongs to this cluster, that counts as done,
+    unless `must_be_new`.
+    """
 
     manifest: Json = field(repr=False)
     must_be_new: bool = False
 
     @property
     def kind(self) -> str:
-        """Its kind."""
+        """The kind of the object."""
         return str(self.manifest["kind"])
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the object."""
         return str(self.manifest["metadata"]["name"])
 
 
@@ -58,19 +59,19 @@ class CreatePod(CreateObject):
 
     @property
     def role(self) -> Role:
-        """The role of its member."""
+        """The role of the pod's member."""
         return _role(self.manifest)
 
 
 @dataclass(frozen=True, slots=True)
 class CreateClaim(CreateObject):
-    """Make a claim, with the node's identity on it."""
+    """Create the claim of a member, with the member's identity on it."""
 
     event = "ClaimCreated"
 
     @property
     def role(self) -> Role:
-        """The role of its member."""
+        """The role of the claim's member."""
         return _role(self.manifest)
 
 
@@ -93,21 +94,21 @@ class RetireClaim(PatchObject):
 
 @dataclass(frozen=True, slots=True)
 class MarkPod(PatchObject):
-    """Label the pod of a parked node, or take the label away."""
+    """Add or remove the label that marks the pod of a parked node."""
 
     parked: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseClaim(PatchObject):
-    """Release a claim: it is deleted after `keepFor`."""
+    """Release a claim: the operator deletes it after `keepFor`."""
 
     event = "ClaimReleased"
 
 
 @dataclass(frozen=True, slots=True)
 class GrowClaim(PatchObject):
-    """Ask for a larger volume. `again`: it was refused before, and as far as is known the cause persists."""
+    """Ask for a larger volume. `again`: the API server refused this before, and the cause seems to persist."""
 
     size: str
     again: bool
@@ -115,8 +116,9 @@ class GrowClaim(PatchObject):
 
 @dataclass(frozen=True, slots=True)
 class ReplaceIdentity(PatchObject):
-    """Compare-and-set on the identity ConfigMap. Later actions of the plan depend on it. `identity`: what it is
-    afterwards."""
+    """Replace the identity ConfigMap by compare-and-set. Later actions of the plan depend on this one.
+    `identity` is the new content.
+    """
 
     identity: Identity = field(repr=False)
 
@@ -133,7 +135,7 @@ class DeleteObject(Base):
 
 @dataclass(frozen=True, slots=True)
 class DeletePod(DeleteObject):
-    """Delete a pod. By force only if its machine is lost or its node is retired."""
+    """Delete a pod. `force` is used only if the pod's machine is lost or its node is retired."""
 
     event = "PodDeleted"
     force: bool = False
@@ -141,7 +143,7 @@ class DeletePod(DeleteObject):
 
 @dataclass(frozen=True, slots=True)
 class RollPod(DeletePod):
-    """Delete a pod that runs, so that it is made again from the present spec."""
+    """Delete a pod with an older spec, so that it is made again from the present one."""
 
     event = "Rolling"
 
@@ -155,7 +157,7 @@ class DeleteClaim(DeleteObject):
 
 @dataclass(frozen=True, slots=True)
 class RegisterNode(Base):
-    """Make a node's UUID known to the masters before its pod starts."""
+    """Register a node's UUID with the masters before its pod starts."""
 
     node_id: str
     role: str
@@ -197,7 +199,9 @@ class SetReplicationFactor(Base):
 
 @dataclass(frozen=True, slots=True)
 class AlterTable(Base):
-    """Give the table of a TabletGroup the columns, ranges, history and notes (by name) that it asks for."""
+    """Change the table of a TabletGroup to the columns, ranges and history that the spec asks for. `notes`
+    are the owner and comment, by name.
+    """
 
     event = "TableAltered"
     group: str
@@ -209,7 +213,9 @@ class AlterTable(Base):
 
 @dataclass(frozen=True, slots=True)
 class DeleteTable(Base):
-    """Drop the table of a TabletGroup. `kept`: it can be recalled for a time; else it is deleted for good."""
+    """Drop the table of a TabletGroup. `kept`: the table can be recalled for a time; otherwise it is deleted
+    for good.
+    """
 
     event = "TableDeleted"
     group: str
@@ -230,8 +236,9 @@ class SetFinalizers(Base):
 
 @dataclass(frozen=True, slots=True)
 class SetDriverPolicy(Base):
-    """Store in the catalog the policy by which the masters heal while the operator is away. `only_holders`: nothing of
-    it changes but who holds the change budget, and who waits."""
+    """Store in the catalog the policy by which the masters heal while the operator is away. `only_holders`:
+    only the holders of the change budget, and those that wait for it, differ from the stored policy.
+    """
 
     policy: StandingPolicy
     only_holders: bool = False
@@ -239,7 +246,9 @@ class SetDriverPolicy(Base):
 
 @dataclass(frozen=True, slots=True)
 class SetMasterCount(Base):
-    """Tell the masters how many of them there are to be. The driver adds or removes them. `before`: the number now."""
+    """Tell the masters how many masters there are to be. The driver adds or removes them. `before` is the
+    present number.
+    """
 
     event = "MasterCountSet"
     masters: int

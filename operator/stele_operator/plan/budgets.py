@@ -1,11 +1,11 @@
-"""How many pods of a role may be evicted, and why none may. Called by cluster_plan; read by member_objects
-and status; pure.
+"""How many pods of a role may be evicted at once, and if none, why. Called by cluster_plan; read by
+member_objects and status; pure.
 
-Invariant: at most `spec.budget.maxUnavailable` pods of a role may be away at a time, whichever they are. It
-is fewer where a tablet of the role could lose its majority. No pod of a role may be evicted while one of its claims
-is being deleted, because the volume goes with the pod. If the state of a tablet is unknown, no pod may be evicted, but
-an existing budget is not changed. A parked node takes one of the places, since it may stop at any moment; its own pod
-may always be evicted.
+Invariants: at most `spec.budget.maxUnavailable` pods of a role may be away at a time, whichever they are. The
+number is lower where a tablet of the role could lose its majority. While a claim of a role is being deleted,
+no pod of the role may be evicted, because the volume goes with the pod. While the state of a tablet is
+unknown, no pod may be evicted, and an existing budget is not changed. A parked node counts as away, since it
+may stop at any moment; its own pod may always be evicted.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ _NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How many pods of a role must stay. `reason` and `message` say why none may be evicted; empty: `at_once`
-    may. `bound`: why these are fewer than the spec allows."""
+    """The disruption budget of a role. `min_available`: how many of its pods must stay. `reason` and
+    `message` say why none may be evicted; if they are empty, `at_once` pods may. `bound` says why `at_once`
+    is less than the spec allows.
+    """
 
     role: Role
     min_available: int
@@ -39,8 +41,10 @@ class Budget:
 
 
 def plan_budgets(o: Observation, spec: TabletClusterSpec, everyone: Sequence[Member]) -> tuple[Budget, ...]:
-    """The budget of each role. While no master leads, the state of tablets is unknown, so an existing budget stays.
-    Only if a claim is being deleted it is made anew, because that pod would take its volume with it."""
+    """The budgets to write, at most one for each role. While no master leads, the state of tablets is
+    unknown, so a role keeps its existing budget. The exception is a role with a claim that is being deleted:
+    its budget then forbids evictions, because the volume would go with the pod.
+    """
     there = {e.name for e in o.existing if e.kind == "PodDisruptionBudget"}
     return tuple(
         _budget(o, spec, role, everyone)
@@ -60,7 +64,10 @@ def _budget(o: Observation, spec: TabletClusterSpec, role: Role, everyone: Seque
     leaving = _going(role, everyone)
     if leaving:
         names_of = some([m.name for m in leaving])
-        why = f"these claims are being deleted, and each goes, with its volume, once its pod has ended (condition Stalled says what to do): {names_of}"
+        why = (
+            "these claims are being deleted, and each is gone, with its volume, once its pod has ended (the condition Stalled says "
+            f"what to do): {names_of}"
+        )
         return _blocked(role, pods, "ClaimsGoing", why)
     if o.catalog is None:
         why = f"no master leads, so the state of the tablets is unknown: {o.catalog_problem}"
@@ -81,26 +88,27 @@ def _budget(o: Observation, spec: TabletClusterSpec, role: Role, everyone: Seque
     if parked and not more:
         why = (
             f"{some(parked)} {'is' if len(parked) == 1 else 'are'} parked, and only {_number(most)} may be away at a "
-            "time; a parked one may be evicted itself"
+            "time; the pod of a parked node may itself be evicted"
         )
         return _blocked(role, counted, "NodeParked", why)
     if len(ready) <= pods - most:
         why = f"{len(ready)} of {pods} pods are ready, and only {_number(most)} may be away at a time"
         away = some(sorted(names - ready)) or "pods that are still to be created"
-        return _blocked(role, counted - more, "PodsNotReady", f"{why}; it waits for {away}")
+        return _blocked(role, counted - more, "PodsNotReady", f"{why}; evictions wait for {away}")
     return Budget(role, counted - more, at_once=more, bound=bound)
 
 
 def _most(
     o: Observation, spec: TabletClusterSpec, role: Role, pods: int, absent: Sequence[str]
 ) -> tuple[int, str]:
-    """How many pods may be away at once, and why not as many as the spec allows. It is at least one: the caller has
-    checked that every tablet can lose a voter."""
+    """How many pods may be away at once, and why this is less than the spec allows ("" if it is not). At
+    least one: the caller has checked that every tablet can lose a voter.
+    """
     most = min(spec.budget.maxUnavailable, pods)
     if most <= 1 or (limit := may_be_away(o, role, absent)) is None or limit[0] >= most:
         return max(1, most), ""
     names = some([tablet_name(t) for t in limit[1]])
-    return max(1, limit[0]), f"with more {role}s away, these could lose their majority: {names}"
+    return max(1, limit[0]), f"with more {role}s away, these tablets could lose their majority: {names}"
 
 
 def _number(count: int) -> str:
@@ -108,7 +116,7 @@ def _number(count: int) -> str:
 
 
 def drainable(budgets: Sequence[Budget]) -> str:
-    """What may be evicted now, if no budget forbids it."""
+    """A sentence that says how many pods may be evicted at a time, for budgets that all allow it."""
     count = {b.role: b.at_once for b in budgets}
     parts = [
         f"{_number(n)} {role}{'' if n == 1 else 's'}" for role in reversed(ROLES) if (n := count.get(role))
@@ -126,7 +134,7 @@ def _going(role: Role, everyone: Sequence[Member]) -> tuple[Member, ...]:
 
 
 def _names(o: Observation, role: Role, everyone: Sequence[Member]) -> set[str]:
-    """Pods that are ready, or may become so before the next pass."""
+    """Names of pods that are ready, or may become ready before the next pass."""
     kept = {
         m.name for m in everyone if m.role == role and m.claim is not None and m.state is not State.RETIRED
     }
@@ -149,7 +157,7 @@ def _single(tablets: Sequence[TabletView], pods: Mapping[str, str]) -> str:
 
 
 def tablet_name(tablet: TabletView) -> str:
-    """The tablet's name in events and in `stele tablet list`."""
+    """The tablet's name in events and messages: the first digits of its id, and its table."""
     if tablet.tablet_id == CATALOG_TABLET_ID:
         return "the catalog"
     return f"{tablet.tablet_id[:8]} of {tablet.table_name}"
@@ -160,6 +168,6 @@ def _pods(tablet: TabletView, pods: Mapping[str, str]) -> str:
 
 
 def some(texts: Sequence[str]) -> str:
-    """The first few texts, and the number of the others."""
+    """The first few texts and the number of the rest, like "a, b and 3 more"."""
     more = f" and {len(texts) - _NAMED_MAX} more" if len(texts) > _NAMED_MAX else ""
     return ", ".join(texts[:_NAMED_MAX]) + more

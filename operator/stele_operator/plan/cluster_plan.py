@@ -1,9 +1,9 @@
 """Plans one pass: from an observation to actions, findings and the time until the next pass. Called by
 reconcile and tests.
 
-Pure. Invariants: an unknown object never counts as gone, so no claim is released and no table dropped because
-a list lacks it. If the spec breaks a rule, only actions that keep volumes and tables are planned; faults are
-found all the same.
+Pure. Invariants: an unknown object never counts as gone: a claim or table that a list lacks is neither
+released nor dropped. If the spec breaks a rule, only actions that keep volumes and tables are planned; faults
+are found all the same.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ BUSY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The result of planning. `policy`: None if no healing may run. `wait_s`: time until the next pass,
-    unless something wakes the task before. `budgets`: the planned ones; one that stays unchanged is not
-    among them."""
+    """The result of planning. `policy`: what the driver may do; None if no healing may run. `wait_s`: seconds
+    until the next pass, unless something wakes the operator earlier. `budgets`: the disruption budgets to
+    write; unchanged ones are left out.
+    """
 
     actions: tuple[Action, ...]
     findings: tuple[Finding, ...]
@@ -78,7 +79,7 @@ class Plan:
         object.__setattr__(self, "_by_group", by_group)
 
     def about(self, group: str) -> Sequence[Finding]:
-        """Findings about the TabletGroup of this name, or with "" about the cluster itself."""
+        """Findings about the TabletGroup of this name. With "", findings about the cluster itself."""
         return self._by_group.get(group, ())
 
     @property
@@ -88,7 +89,7 @@ class Plan:
 
 
 def make_plan(o: Observation) -> Plan:
-    """What to do next, and why."""
+    """Plan the next pass: what to do, and why."""
     return replace(_planned(o), copies=open_copies(o))
 
 
@@ -182,19 +183,20 @@ def _planned(o: Observation) -> Plan:
 
 
 def _once(actions: Sequence[Action]) -> list[Action]:
-    """The actions, without marks on pods that another action deletes or changes. If such a pod stays, the next pass marks
-    it."""
+    """The actions, except marks on pods that another action deletes or changes. If such a pod stays, the next
+    pass marks it.
+    """
     of_pods = (a for a in actions if isinstance(a, PatchObject | DeleteObject) and a.kind == "Pod")
     touched = {a.name for a in of_pods if not isinstance(a, MarkPod)}
     return [a for a in actions if not (isinstance(a, MarkPod) and a.name in touched)]
 
 
 def plan_keeping(o: Observation) -> tuple[Action, ...]:
-    """Actions that cannot wait for the masters: keep the volumes of a TabletCluster that is being deleted
-    under Retain.
+    """Actions that keep the volumes of a TabletCluster that is being deleted under Retain. They do not wait
+    for the masters.
 
-    Claims that it still owns are deleted as soon as it is gone. Its pods, masters included, are deleted
-    meanwhile.
+    Kubernetes deletes the claims that the TabletCluster still owns as soon as it is gone. It deletes the pods
+    in the meantime, masters included.
     """
     spec = o.cluster.spec
     if not o.cluster.deleting or spec is None:
@@ -206,7 +208,7 @@ def plan_keeping(o: Observation) -> tuple[Action, ...]:
 def _held(o: Observation, why: Finding, everyone: tuple[Member, ...], health: Health) -> tuple[Finding, ...]:
     """Findings about a cluster that the operator must not change. `why` comes first.
 
-    Faults are reported all the same; only progress is left out.
+    Faults are reported as usual; findings about progress are left out.
     """
     found = [
         why,
@@ -248,14 +250,16 @@ def _too_many_masters(o: Observation, everyone: tuple[Member, ...]) -> list[Find
         return []
     message = (
         f"{len(in_use)} masters are lost at once ({some([m.name for m in in_use])}), more than "
-        f"healing.maxLostNodes={spec.healing.maxLostNodes}; the others keep the catalog, but none of these is replaced or let "
-        "go; bring their machines back, or raise maxLostNodes"
+        f"healing.maxLostNodes={spec.healing.maxLostNodes}; the other masters keep the catalog, but no lost master is replaced "
+        "or retired; bring their machines back, or raise maxLostNodes"
     )
     return [Finding(Kind.STALLED, "TooManyLost", message)]
 
 
 def _policy(o: Observation, everyone: tuple[Member, ...], too_many: bool, masters: int) -> Policy | None:
-    """What the driver may do. With too many nodes lost at once, nothing is given up and nothing is healed."""
+    """What the driver may do. While too many nodes are lost at once, no node is given up, so nothing is
+    healed.
+    """
     spec = o.cluster.spec
     if o.catalog is None or spec is None:
         return None
@@ -283,8 +287,10 @@ def _standing(
     held: str = "",
     budget: tuple[tuple[Holder, ...], tuple[str, ...]] | None = None,
 ) -> list[Action]:
-    """Keep the policy in the catalog up to date. Without a policy the masters must not heal either. `held`: why no
-    driver may work at all; "": one may. `budget`: who holds it and who waits; None: as before."""
+    """Keep the policy in the catalog up to date. Without a policy the masters must not heal either. `held`:
+    why no driver may work at all; "" if one may. `budget`: who holds it and who waits for it; None keeps what
+    the catalog has.
+    """
     spec = o.cluster.spec
     if o.catalog is None or o.catalog.standing is None or spec is None:
         return []
@@ -314,7 +320,9 @@ def _standing(
 
 
 def _finalizing(o: Observation) -> tuple[list[Action], list[Finding]]:
-    """Finalize what spec.version names, once all members read it. The masters check that again."""
+    """Finalize the cluster version of spec.version, once all members can read its formats. The masters check
+    that again.
+    """
     release = o.cluster.spec.version if o.cluster.spec is not None else None
     if release is None or o.catalog is None or o.catalog.finalized >= RELEASES[release]:
         return [], []
@@ -331,8 +339,7 @@ def _finalizing(o: Observation) -> tuple[list[Action], list[Finding]]:
 
 
 def asked_again(o: Observation, action: Action) -> bool:
-    """Whether the action repeats a request that was refused, and as far as is known would be refused
-    again."""
+    """Whether the action repeats a request that was refused and would, as far as is known, be refused again."""
     match action:
         case GrowClaim():
             return action.again
@@ -344,7 +351,7 @@ def asked_again(o: Observation, action: Action) -> bool:
 
 
 def _rests(m: Member) -> bool:
-    """Whether the next pass need not be soon because of this member."""
+    """Whether this member gives no reason for an early next pass."""
     if m.state in (State.READY, State.RETIRED, State.PARKED):
         return True
     return m.state is State.DRAINING and m.active and m.node is not None and not m.node.replicas

@@ -1,7 +1,8 @@
-"""The condition CopiesEqual: whether new replicas hold the rows of another voter, as the catalog has it. Pure.
+"""The condition CopiesEqual: whether new replicas hold the same rows as another voter, as the catalog records
+it. Pure.
 
-The operator replaces no replica that differs, since nobody knows which one is right. Invariant: True only if no replica is known to
-differ and none waits to be compared.
+The operator replaces no replica that differs, since nobody knows which one is right. Invariant: the condition
+is True only if no replica is known to differ and none waits to be compared.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ _NAMED_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class OpenCopy:
-    """A new replica that differs, or that waits to be compared."""
+    """A new replica that differs from another voter, or still waits to be compared with one."""
 
     tablet: TabletView
     record: CopyRecord
 
     @property
     def in_words(self) -> str:
-        """A difference, with the first digits of nodes."""
+        """The difference in words. Nodes are named by the first digits of their ids."""
         t, c = self.tablet, self.record
         return (
             f"tablet {t.tablet_id[:8]} of {t.table_name}: replica {c.replica_id}{_on(t, c.replica_id)} holds other rows than replica "
@@ -43,7 +44,7 @@ def _on(tablet: TabletView, replica_id: int) -> str:
 
 
 def open_copies(o: Observation) -> tuple[OpenCopy, ...]:
-    """The open copies of all tables, in the catalog's order."""
+    """The new replicas of all tables that differ or wait to be compared, in the catalog's order."""
     if o.catalog is None:
         return ()
     return tuple(
@@ -58,8 +59,9 @@ def open_copies(o: Observation) -> tuple[OpenCopy, ...]:
 def copies_equal(
     known: bool, found: Sequence[OpenCopy], members: Sequence[Member], there: Sequence[Condition]
 ) -> Condition:
-    """The condition CopiesEqual. `known`: whether the state of the tablets is known; if not, the condition stays as it
-    was. `there`: the conditions in the present status."""
+    """The condition CopiesEqual. `known`: whether the state of the tablets is known; if not, the condition
+    stays as it was. `found`: the open copies. `there`: the conditions of the present status.
+    """
     before = next((c for c in there if c.type == COPIES_EQUAL), None)
     if not known:
         return before or Condition(

@@ -1,14 +1,14 @@
 """Brings the number of masters to `spec.masters.replicas`. Called by cluster_plan; pure.
 
-More masters: claims and pods are made. Once all are heard, the masters are told the number. The driver gives
-each new one a copy of the catalog and then a vote. Then the identity records the number. Fewer: the identity
-records the number, and the masters are told. The driver takes votes away, and masters that nothing names any
-more retire (surplus.py).
+To add masters, claims and pods are made first. Once the masters hear all of them, they are told the number.
+The driver gives each new master a copy of the catalog and then a vote. Then the identity records the number.
+To remove masters, the identity records the number first, and then the masters are told. The driver takes
+votes away. Masters that no configuration names any more retire (surplus.py).
 
-Invariants: while no master leads, the identity says of how many volumes a majority is needed. Its number is
-never above the voters that the catalog has and keeps, so masters that left are not taken for lost volumes. A
-change begins only while nothing heals, drains or is rolled, and no pod is rolled before it has ended. Meanwhile another
-number in the spec replaces the one under way.
+Invariants: while no master leads, the number in the identity says how many volumes a majority needs. This
+number is never above the count of voters that the catalog has and keeps, so masters that left do not count as
+lost. A change begins only while nothing heals, drains or is rolled, and no pod is rolled before the change
+ends. If the spec's number changes meanwhile, the new one replaces the one under way.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ masters for lost volumes."""
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """`pods`: how many masters there are to be now. `recording`: the identity changes in this pass. `changing`: why no
-    pod may be rolled meanwhile; "": pods may be."""
+    """The next step to the wanted number of masters. `pods`: how many masters there are to be now.
+    `recording`: the identity changes in this pass. `changing`: why no pod may be rolled meanwhile; "" if pods
+    may be rolled.
+    """
 
     pods: int
     actions: tuple[Action, ...] = ()
@@ -50,7 +52,9 @@ class Count:
 def plan_count(
     o: Observation, spec: TabletClusterSpec, identity: Identity, everyone: Sequence[Member], *, rolls: bool
 ) -> Count:
-    """The next step to the number that the spec asks for. `rolls`: pods are to be made anew from another spec."""
+    """The next step to the number that the spec asks for. `rolls`: some pods are still to be made anew from a
+    changed spec.
+    """
     catalog = catalog_tablet(o)
     asked = spec.masters.replicas
     if catalog is None or not identity.formed:
@@ -71,15 +75,16 @@ def plan_count(
 
 
 def _recorded(identity: Identity, goal: int, catalog: TabletView) -> Identity:
-    """The identity with the number, once it is certain: a lower one before anything leaves, a higher one after all have
-    a vote."""
+    """The identity with the number `goal`. A lower number is recorded before any master leaves, a higher one
+    after all have a vote.
+    """
     if goal > identity.masters and not _all_vote(catalog, goal):
         return identity
     return replace(identity, masters=goal)
 
 
 def _all_vote(catalog: TabletView, number: int) -> bool:
-    """Whether the catalog has exactly so many voters with its rows, and no other member."""
+    """Whether the catalog has exactly `number` members, and all are voters with its rows."""
     peers = catalog.config.peers
     return len(peers) == number and all(p.member_type is MemberType.VOTER for p in peers)
 
@@ -125,7 +130,7 @@ def _fewer(
     if live < asked:
         without = {p.node_id for p in catalog.config.voters} - live_nodes(o, catalog)
         away = some([m.name for m in everyone if m.node_id in without])
-        message = f"masters.replicas is {asked}: only {live} of {len(catalog.config.voters)} masters answer; it waits for {away}"
+        message = f"masters.replicas is {asked}: only {live} of {len(catalog.config.voters)} masters answer; the change waits for {away}"
         return Count(now, findings=(Finding(Kind.RECONCILING, holder.MASTERS_WAIT, message),))
     told = Finding(Kind.RECONCILING, holder.MASTERS_CHANGING, _leaving(catalog, asked))
     actions = (SetMasterCount(f"masters.replicas is {asked}, and the cluster has {now}", asked, now),)
@@ -133,7 +138,7 @@ def _fewer(
 
 
 def _under_way(o: Observation, catalog: TabletView, identity: Identity) -> Count:
-    """The state once the masters know the number: the driver adds or removes masters until the catalog has it."""
+    """The step once the masters know the number: wait until the driver has added or removed masters."""
     now, voters = catalog.replication_factor, len(catalog.config.voters)
     heals = o.catalog is not None and o.catalog.view.intent(CATALOG_TABLET_ID) is not None
     if identity.masters < now and not _all_vote(catalog, now):
@@ -150,7 +155,7 @@ def _leaving(catalog: TabletView, asked: int) -> str:
     voters = len(catalog.config.voters)
     return (
         f"masters.replicas is {asked}: {voters - asked} of {voters} masters give the catalog up, one at a time, and retire; "
-        "those that are away go first, the leader last. Set it back to keep the others"
+        "those that are away go first, the leader last. Set masters.replicas back to keep those that have not left"
     )
 
 
@@ -159,16 +164,16 @@ def _changing(asked: int) -> str:
 
 
 def _waits(asked: int, now: int, first: Sequence[str]) -> Finding:
-    message = f"masters.replicas is {asked}, and the cluster has {now}: it waits for {some(first)}"
+    message = f"masters.replicas is {asked}, and the cluster has {now}: the change waits for {some(first)}"
     return Finding(Kind.RECONCILING, holder.MASTERS_WAIT, message)
 
 
 def _refused(o: Observation, asked: int, now: int) -> Finding | None:
-    """Why the masters would not take another number, or did not."""
+    """Why the masters would refuse another number, or have refused it; None if neither."""
     if o.catalog is not None and o.catalog.finalized < COUNT_VERSION:
         why = (
             f"this needs cluster version {COUNT_VERSION}, and {o.catalog.finalized} is finalized; once all masters and nodes "
-            "run this release, set spec.version"
+            "run this release, set spec.version to it"
         )
     elif MASTERS_REFUSED in o.refused:
         why = o.refused[MASTERS_REFUSED]
@@ -180,7 +185,9 @@ def _refused(o: Observation, asked: int, now: int) -> Finding | None:
 
 
 def _too_few_machines(o: Observation, spec: TabletClusterSpec, everyone: Sequence[Member]) -> Finding | None:
-    """Each master needs a machine of its own. Nothing is found if machines cannot be read."""
+    """A finding if there are fewer machines than masters, since each master needs its own. None if machines
+    cannot be read.
+    """
     asked = spec.masters.replicas
     if o.machines is None:
         return None
@@ -193,13 +200,15 @@ def _too_few_machines(o: Observation, spec: TabletClusterSpec, everyone: Sequenc
         return None
     message = (
         f"masters.replicas is {asked}, but only {len(able)} machines can run masters, and each master needs its own; add "
-        "machines, or lower it"
+        "machines, or lower masters.replicas"
     )
     return Finding(Kind.STALLED, "TooFewMachines", message)
 
 
 def _able(everyone: Sequence[Member]) -> int:
-    """Machines with a master that could hold the catalog: it is heard, in service, and its volume is known."""
+    """How many machines run a master that could hold the catalog: it is heard, it is in service, and its
+    volume is known.
+    """
     return len(
         {
             m.machine or m.name

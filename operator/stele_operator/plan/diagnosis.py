@@ -1,7 +1,7 @@
 """Finds faults of members, volumes and machines, for people only: no action depends on them.
 
-Called by cluster_plan and member_objects; pure. Invariant: findings do not depend on whether anything may be
-done. They are also reported for a cluster that is paused, or whose spec breaks a rule.
+Called by cluster_plan and member_objects; pure. Invariant: findings do not depend on what the operator may
+do. They are also reported for a cluster that is paused, or whose spec breaks a rule.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TITLES: Mapping[Role, str] = {"master": "Master", "node": "Node"}
 
 
 def find_members(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
-    """Faults of members, whether or not anything may be done about them."""
+    """Faults of members, also while the operator may do nothing about them."""
     findings: list[Finding] = []
     spec, identity = o.cluster.spec, o.identity
     if identity is None or identity.owner_uid != o.cluster.uid:
@@ -61,7 +61,7 @@ def find_members(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
 
 
 def find_volumes(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
-    """Faults of volumes alone, for a cluster that hibernates: nothing else can be wrong with it."""
+    """Faults of volumes alone, for a cluster that hibernates: without pods, nothing else can be wrong."""
     if o.identity is None or o.identity.owner_uid != o.cluster.uid:
         return []
     return [*_masters_lost(o, o.identity), *_claims_going(everyone)]
@@ -100,20 +100,24 @@ def _findings(o: Observation, member: Member) -> list[Finding]:
 
 
 def _leaving(member: Member, title: str, asked: Wanted) -> Finding:
-    """A member that somebody wants away. The number of its replicas is left out of the message: it changes."""
+    """A finding about a member that somebody wants drained or retired. The message omits the number of its
+    replicas, because that number changes.
+    """
     why = f" ({member.why})" if member.why else ""
     if asked is Wanted.RETIRED:
         message = f"{member.name} is being drained, and is retired once no tablet names it{why}"
         return Finding(Kind.RECONCILING, f"{title}Draining", message, member=member.name)
     holds = member.node is not None and member.node.replicas
-    state = "is being drained" if holds else "is drained, and stays so until somebody takes it back"
+    state = (
+        "is being drained" if holds else "is drained, and stays so until `stele node undrain` takes it back"
+    )
     kind = Kind.RECONCILING if holds else Kind.REMARK
     reason = f"{title}Draining" if holds else f"{title}Drained"
     return Finding(kind, reason, f"{member.name} {state}{why}", member=member.name)
 
 
 def _waits(o: Observation, member: Member) -> str:
-    """Why a member does not start, if it takes longer than a normal start; else an empty text."""
+    """Why a member has not started, if that takes longer than a normal start; otherwise ""."""
     pod, new = (
         member.pod,
         member.state is State.PENDING,
@@ -130,8 +134,9 @@ def _waits(o: Observation, member: Member) -> str:
 
 
 def _unplaced(o: Observation, pod: Pod) -> str:
-    """The fault that another scheduler was asked for and places no pods, since nothing else would report
-    it; else ""."""
+    """A text if spec names another scheduler and that one has not placed the pod; otherwise "". Nothing else
+    would report this fault.
+    """
     name = part_of(o.cluster.spec, pod.role).schedulerName if o.cluster.spec is not None else None
     return (
         f"the scheduler {name} ({pod.role}s.schedulerName) has not placed it"
@@ -141,7 +146,9 @@ def _unplaced(o: Observation, pod: Pod) -> str:
 
 
 def claims_refused(o: Observation, actions: Sequence[Action]) -> list[Finding]:
-    """Claims that the API server refused. Their members do not exist yet, so nothing else reports them."""
+    """Findings about claims that the API server refused. Their members do not exist yet, so nothing else
+    reports them.
+    """
     return [
         Finding(
             Kind.DEGRADED,
@@ -155,7 +162,9 @@ def claims_refused(o: Observation, actions: Sequence[Action]) -> list[Finding]:
 
 
 def _masters_lost(o: Observation, identity: Identity) -> list[Finding]:
-    """Too few masters' volumes are left to elect a leader, so they cannot be replaced one by one."""
+    """A finding if too few masters' volumes are left to elect a leader, so that lost masters cannot be
+    replaced one by one.
+    """
     kept = [c for c in o.claims if c.released_s is None and (not c.deleting or o.pod(c.name) is not None)]
     there = sum(c.role == "master" for c in kept)
     wanted = identity.masters  # the spec may have another number, and the catalog cannot be asked
@@ -171,8 +180,9 @@ def _masters_lost(o: Observation, identity: Identity) -> list[Finding]:
 
 
 def _claims_going(everyone: tuple[Member, ...]) -> list[Finding]:
-    """Claims that somebody deleted. Nothing is lost yet, but a volume is destroyed as soon as its pod
-    ends."""
+    """A finding about claims that somebody deleted. Nothing is lost yet, but each volume is destroyed as soon
+    as its pod ends.
+    """
     leaving = going(everyone)
     if not leaving:
         return []
@@ -186,8 +196,9 @@ def _claims_going(everyone: tuple[Member, ...]) -> list[Finding]:
 
 
 def _disks_low(spec: TabletClusterSpec | None, everyone: tuple[Member, ...]) -> list[Finding]:
-    """Members that refuse writes because their disks are nearly full. The free bytes are left out: they
-    always change."""
+    """Members that refuse writes because their disks are nearly full. The message omits the free bytes,
+    because they always change.
+    """
     found = []
     for member in everyone:
         if member.node is not None and member.node.disk_low and member.state in (State.READY, State.STARTING):
@@ -201,7 +212,7 @@ def _disks_low(spec: TabletClusterSpec | None, everyone: tuple[Member, ...]) -> 
 
 
 def _clocks_wrong(everyone: tuple[Member, ...]) -> list[Finding]:
-    """Members whose clocks are wrong. The error is left out: it always changes."""
+    """Members whose clocks are wrong. The message omits the error of the clock, because it always changes."""
     found = []
     for member in everyone:
         ahead_us = member.node.clock_ahead_us if member.node is not None else 0
@@ -219,7 +230,7 @@ def _clocks_wrong(everyone: tuple[Member, ...]) -> list[Finding]:
 
 
 def _misplaced(o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, ...]) -> list[Finding]:
-    """Members on machines that the present spec would not choose; the spec was changed since."""
+    """A finding about members on machines that the spec, since it was changed, would not choose."""
     faults = [f"{name} ({where})" for name, where in misplaced(o, spec, everyone)]
     if not faults:
         return []
@@ -231,7 +242,7 @@ def _misplaced(o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, 
 
 
 def _sizes(o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, ...]) -> list[Finding]:
-    """Volumes that were refused the requested size, and volumes that are larger already."""
+    """Findings about volumes that were refused the requested size, and about volumes that are already larger."""
     found = []
     for role in ROLES:
         size = manifests.storage_of(spec, role).size
@@ -241,7 +252,7 @@ def _sizes(o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, ...]
         if refused:
             message = (
                 f"{role}s.storage.size is {size}, but {some([name for name, _ in refused])} cannot grow to that: "
-                f"{refused[0][1].why}. It is tried again every few minutes. Allow expansion in the StorageClass, raise the "
+                f"{refused[0][1].why}. The operator tries again every few minutes. Allow expansion in the StorageClass, raise the "
                 "quota, or restore the old size"
             )
             found.append(Finding(Kind.STALLED, "GrowthRefused", message, member=role))
@@ -261,8 +272,9 @@ def refused_growth(o: Observation, claim: Claim, size: str) -> RefusedGrowth | N
 
 
 def _kept_longer(o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, ...]) -> list[Finding]:
-    """Released claims that are kept past `keepFor`, since they may hold rows that other replicas have lost
-    since."""
+    """Released claims that are kept past `keepFor`, because other replicas may have lost rows that these
+    volumes hold.
+    """
     found, danger = [], needing(o, spec, everyone)
     for member in everyone:
         if member.state is not State.RETIRED or member.claim is None or not due(o, spec, member.claim):

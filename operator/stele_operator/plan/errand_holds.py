@@ -1,7 +1,8 @@
-"""What the holds of a backup cost now, for its status. Called by errands; pure.
+"""Shows in a backup's status what its holds cost now. Called by errands; pure.
 
-A backup holds history while it reads. The hold of a chain of backups stays, so that an incremental backup can follow.
-The next backup of the chain takes it over. Invariant: what cannot be found out now stays in the status as it was.
+A backup holds history while it reads. A hold of a chain of backups stays after that, so that an incremental
+backup can follow. The next backup of the chain takes it over. Invariant: what cannot be found out now stays
+in the status as it was.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ _BROKEN_MAX = 500
 
 @dataclass(frozen=True, slots=True)
 class HoldSeen:
-    """A hold, as the leaders of its tablets report it. `bytes`: of all replicas together. `since_s`: from when on
-    history is kept. `broken`: why it keeps nothing any more."""
+    """A hold, as the leaders of its tablets report it. `bytes`: what it keeps in all replicas together.
+    `since_s`: the time from which history is kept. `broken`: why the hold no longer keeps anything; "" if it
+    does.
+    """
 
     bytes: int
     since_s: float
@@ -29,18 +32,22 @@ class HoldSeen:
 
 
 Seen = Mapping[tuple[str, str], HoldSeen | None]
-"""Holds by cluster and name. None: no tablet has it. A hold that is missing here is not known."""
+"""Holds by cluster and name. None means that no tablet has the hold. If a hold is missing here, its state is
+not known.
+"""
 
 
 def names_of(status: Json, progress: Json) -> list[str]:
-    """The holds that a backup has, by its status and by what its Job says."""
+    """Names of the holds of a backup, from the progress of its Job, otherwise from its status."""
     told = progress.get("holds")
     found = told if isinstance(told, list) else status.get("holds") or []
     return [str(name) for name in found][:2]
 
 
 def with_holds(status: Json, names: list[str], cluster: str, seen: Seen, *, over: bool) -> Json:
-    """The status with what these holds cost. `over`: the backup has ended, so a hold that is gone does not come back."""
+    """The status, with what these holds cost. `over`: the backup has ended, so a hold that is gone does not
+    come back.
+    """
     if not names:
         return status
     if any((cluster, name) not in seen for name in names):

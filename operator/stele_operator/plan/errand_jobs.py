@@ -33,9 +33,11 @@ Json = dict[str, Any]
 _MOUNT = "/backup"
 _GRACE_S = 10
 _FINAL = [1, 2, 5]
-"""Exit codes of `stele` after which another try would end alike: a table differs, refused, corrupt."""
+"""Exit codes of `stele` after which another try would fail in the same way: a table differs, refused,
+corrupt.
+"""
 _FINAL_OF_SPARK = [2, 5]
-"""Spark ends with 1 also where another try may succeed."""
+"""Like `_FINAL`, without 1: Spark also ends with 1 where another try may succeed."""
 
 
 _GONE = [
@@ -47,7 +49,7 @@ _GONE = [
     }
     for taint in ("not-ready", "unreachable")
 ]
-"""A machine that is gone for a minute gives up the pod, so that another try begins elsewhere."""
+"""After a machine is gone for a minute, Kubernetes gives up its pod, so that another try begins elsewhere."""
 
 
 def job_name(name: str, what: str, uid: str) -> str:
@@ -58,7 +60,7 @@ def job_name(name: str, what: str, uid: str) -> str:
 
 
 def location(target: Target) -> str:
-    """The folder, as the Job's command takes it."""
+    """The folder of backups, as an argument of the Job's command."""
     if target.claimName is None:
         return str(target.uri)
     return f"{_MOUNT}/{target.path}" if target.path else _MOUNT
@@ -110,7 +112,7 @@ def restore_arguments(spec: TabletRestoreSpec) -> list[str]:
 
 
 def _end(values: Sequence[str] | None) -> str:
-    """The end of a range as `stele` reads it: JSON, since a text may have any characters."""
+    """The end of a range, as `stele` reads it. It is JSON, since a text may contain any characters."""
     return "" if values is None else json.dumps(values[0] if len(values) == 1 else list(values))
 
 

@@ -1,8 +1,8 @@
-"""Backups and restores as Jobs: what to do next about one resource, from what was seen. Called by errands; pure.
+"""Runs backups and restores as Jobs: decides what to do next about one resource. Called by errands; pure.
 
-A resource has one Job. Its command is safe to repeat: a backup has a key, and a restore takes equal tables for its own.
-Invariants: what has ended is never begun again. With `deletionPolicy: Delete` a TabletBackup goes only after its data.
-A Job is deleted only by its uid.
+Each resource has one Job, whose command is safe to repeat. A repeated backup is found by its key. A repeated
+restore accepts tables that equal the backup as its own. Invariants: work that has ended is never begun again.
+With `deletionPolicy: Delete` a TabletBackup is deleted only after its data. A Job is deleted only by its uid.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Spec = TabletBackupSpec | TabletRestoreSpec | TabletBackupScheduleSpec
 _MESSAGE_MAX = 1_000
 _ERROR_MAX = 600
 REMOVE_AGAIN_S = 300.0
-"""How long a Job that could not remove data stays, before another one tries."""
+"""Seconds that a Job which could not remove data stays, before another Job tries again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSeen:
-    """A TabletCluster, as far as a Job needs it. `masters`: how many serve."""
+    """A TabletCluster, as far as a Job needs it. `masters`: how many masters serve."""
 
     name: str
     spec: TabletClusterSpec | None
@@ -46,8 +46,9 @@ class ClusterSeen:
 
 @dataclass(frozen=True, slots=True)
 class JobSeen:
-    """A Job with its pods. `state`: running, complete or failed. `last`: what its newest pod that ended said. `progress`: what
-    the pod that runs said. `waits`: why its pod does not start."""
+    """A Job with its pods. `state`: running, complete or failed. `last`: the result of the newest pod that
+    has ended. `progress`: the progress that the running pod reported. `waits`: why its pod does not start.
+    """
 
     name: str
     uid: str
@@ -84,18 +85,20 @@ class Errand:
 
     @property
     def phase(self) -> str:
-        """Pending, Running, Succeeded or Failed."""
+        """The phase in the status: Pending, Running, Succeeded or Failed."""
         return str(self.status.get("phase") or "Pending")
 
     @property
     def over(self) -> bool:
-        """Whether it has ended."""
+        """Whether the work has ended, well or not."""
         return self.phase in ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What there is in one namespace. `tables`: of TabletGroups, by name. `jobs`: by name. `image`: of nodes, by default."""
+    """What exists in one namespace. `tables`: the table of each TabletGroup, by the group's name. `jobs`: by
+    name. `image`: the default image of nodes.
+    """
 
     now_s: float
     image: str
@@ -133,7 +136,7 @@ class Finalize:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """An event about the resource. `about`: identifies it where the message changes."""
+    """An event about the resource. `about`: what identifies the event if its message changes."""
 
     reason: str
     message: str
@@ -143,8 +146,9 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do about a resource, in this order: the actions, the status, the events. `status` None: as it is. `events`: only
-    if the actions and the status were written."""
+    """What to do about a resource, in this order: the actions, the status, the events. `status`: None keeps
+    the present one. `events` are sent only if the actions and the status were written.
+    """
 
     actions: tuple[Create | Remove | Finalize, ...] = ()
     status: Json | None = None
@@ -193,7 +197,7 @@ def decide(w: World, e: Errand) -> Decision:
 
 
 def holds_of(e: Errand, jobs: Mapping[str, JobSeen]) -> list[str]:
-    """The holds of a backup on its tables' history, by its status and its Job."""
+    """Names of a backup's holds on the history of its tables, from its status and its Job."""
     job = None if e.over else jobs.get(job_name(e.name, _WORDS[e.kind].what, e.uid))
     return names_of(e.status, {} if job is None else job.progress)
 
@@ -202,7 +206,9 @@ def _after(w: World, e: Errand, spec: TabletBackupSpec | TabletRestoreSpec) -> D
     """What to do about a backup or restore that has ended: show what its hold costs, until the hold is gone."""
     found = with_holds(e.status, holds_of(e, w.jobs), spec.clusterRef.name, w.holds, over=True)
     broken = str(found.get("holdBroken") or "")
-    said = Said("HoldBroken", f"{broken}; the next incremental backup has no base", True, "hold")
+    said = Said(
+        "HoldBroken", f"{broken}; the next incremental backup has no base: make a full one", True, "hold"
+    )
     return Decision(
         status=None if found == e.status else found,
         events=(said,) if broken and not e.status.get("holdBroken") else (),
@@ -234,7 +240,7 @@ def _begin(w: World, e: Errand, spec: TabletBackupSpec | TabletRestoreSpec, name
 
 
 def shown_command(manifest: Json) -> str:
-    """What a Job runs, as one would type it."""
+    """The command that a Job runs, as one would type it."""
     container = manifest["spec"]["template"]["spec"]["containers"][0]
     return " ".join([*container["command"], *container["args"]])[:500]
 
@@ -244,21 +250,33 @@ def _tables(w: World, spec: TabletBackupSpec) -> list[str]:
 
 
 def _why_not_yet(w: World, spec: TabletBackupSpec | TabletRestoreSpec) -> tuple[str, str] | None:
-    """Why it cannot begin now; None if it can."""
+    """The reason and message why the work cannot begin now; None if it can."""
     name = spec.clusterRef.name
     cluster = w.clusters.get(name)
     if cluster is None:
-        return "ClusterNotFound", f"there is no TabletCluster {name} in this namespace"
+        return (
+            "ClusterNotFound",
+            f"there is no TabletCluster {name} in this namespace: create it, or correct clusterRef",
+        )
     if cluster.spec is not None and cluster.spec.hibernate:
-        return "Hibernated", f"TabletCluster {name} hibernates; it begins once that is awake"
+        return (
+            "Hibernated",
+            f"TabletCluster {name} hibernates; the work begins once the cluster is woken (spec.hibernate: false)",
+        )
     if isinstance(spec, TabletRestoreSpec):
         if not cluster.ready:
-            return "ClusterNotReady", f"TabletCluster {name} is not Ready; the work begins once it is"
+            return (
+                "ClusterNotReady",
+                f"TabletCluster {name} is not Ready (its conditions say why); the work begins once it is",
+            )
         return None
     if not cluster.masters:
-        return "ClusterNotReady", f"no master of TabletCluster {name} serves; it begins once one does"
+        return "ClusterNotReady", f"no master of TabletCluster {name} serves; the work begins once one does"
     if missing := [group for group in spec.groups if group not in w.tables]:
-        return "GroupNotFound", f"there is no TabletGroup {', '.join(missing)} in this namespace"
+        return (
+            "GroupNotFound",
+            f"there is no TabletGroup {', '.join(missing)} in this namespace: create it, or correct groups",
+        )
     return None
 
 
@@ -317,7 +335,7 @@ def _follow(w: World, e: Errand, spec: TabletBackupSpec | TabletRestoreSpec, job
 
 
 def failure_of(job: JobSeen) -> str:
-    """Why the newest of its ended pods has failed, in words."""
+    """Why the newest pod that has ended failed, in words; "" if none failed."""
     error = job.last.get("error") or {}
     differences = (job.last.get("result") or {}).get("differences") or []
     if error.get("message"):
@@ -372,7 +390,7 @@ def _progress(job: JobSeen, now_s: float) -> Json:
 
 
 def _let_go(w: World, e: Errand) -> Decision:
-    """A resource that is being deleted: remove the data first, if that was asked for."""
+    """What to do about a resource that is being deleted: remove its data first, if its spec asks for that."""
     if FINALIZER_BACKUP not in e.finalizers:
         return Decision()
     spec = e.spec
@@ -396,7 +414,10 @@ def _let_go(w: World, e: Errand) -> Decision:
     if removal.state == "running":
         told = "RemovingData", removal.waits or f"Job {name} removes the backup from its folder"
         return Decision(status=_leaving(e, told, False, w.now_s), busy=True)
-    why = f"{failure_of(removal)}; it is tried again. Set deletionPolicy to Retain to let it go with its data in place"
+        why = (
+            f"{failure_of(removal)}; the removal is tried again. To delete the TabletBackup and keep its data, set deletionPolicy "
+            "to Retain"
+        )
     status = _leaving(e, ("DataNotRemoved", why), True, w.now_s)
     event = Said("DataNotRemoved", why, True, "removal")
     again_s = (removal.ended_s or w.now_s) + REMOVE_AGAIN_S
@@ -409,7 +430,7 @@ def _let_go(w: World, e: Errand) -> Decision:
 
 
 def conditions_of(status: Json) -> tuple[Condition, ...]:
-    """The conditions that a status has."""
+    """The conditions in a status."""
     return tuple(
         Condition(
             c["type"], c["status"], c.get("reason", ""), c.get("message", ""), c.get("lastTransitionTime", "")
@@ -419,7 +440,7 @@ def conditions_of(status: Json) -> tuple[Condition, ...]:
 
 
 def condition(kind: str, holds: bool | None, why: tuple[str, str]) -> Condition:
-    """A condition; None: nobody knows."""
+    """A condition of this kind. `holds`: None if it is unknown. `why`: reason and message."""
     word = "Unknown" if holds is None else "True" if holds else "False"
     return Condition(kind, word, why[0], why[1][:_MESSAGE_MAX])
 
@@ -455,7 +476,9 @@ def _stalled(e: Errand, reason: str, message: str, now_s: float) -> Json:
 
 
 def _leaving(e: Errand, why: tuple[str, str], stalled: bool, now_s: float) -> Json:
-    """The status of one whose data are being removed: it keeps what it says of the backup."""
+    """The status of a TabletBackup whose data are being removed. It keeps what the present status says about
+    the backup.
+    """
     rest = ("NotStalled", "nothing waits for a human")
     parts = (condition("Reconciling", True, why), condition("Stalled", stalled, why if stalled else rest))
     found = _conditions(e, condition("Ready", False, why), parts, now_s)
@@ -463,5 +486,5 @@ def _leaving(e: Errand, why: tuple[str, str], stalled: bool, now_s: float) -> Js
 
 
 def duration_s(text: str) -> float:
-    """Seconds of a duration of a spec."""
+    """The seconds of a duration in a spec, such as "90s"."""
     return float(seconds(text))

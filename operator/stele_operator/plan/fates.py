@@ -1,7 +1,8 @@
 """The state of each member, and its fate: why it does not serve. Called by cluster_plan and status; pure.
 
-Heartbeats to the masters decide whether a member is silent; Kubernetes only says why. Invariant: the first
-row of the table that matches decides, so the same facts give the same fate. A fate alone removes nothing.
+Heartbeats to the masters decide whether a member is silent; Kubernetes only says why. Invariant: the checks
+run in a fixed order and the first match decides, so the same facts give the same fate. A fate alone removes
+nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A node or master: its claim, its pod, and its catalog entry, as far as they exist."""
+    """A node or master, with its claim, pod and catalog entry where these exist."""
 
     role: Role
     name: str
@@ -68,7 +69,7 @@ class Member:
 
     @property
     def active(self) -> bool:
-        """Whether it counts towards the replicas that the spec asks for. One that is drained keeps its place."""
+        """Whether the member counts towards the replicas that the spec asks for. A drained member counts."""
         if self.state is State.RETIRED:
             return False
         stays = self.node is not None and (
@@ -80,18 +81,20 @@ class Member:
 
     @property
     def parked(self) -> bool:
-        """Whether it is away because somebody parked it, or may be at any moment."""
+        """Whether the member is parked: it is away, or may be away at any moment."""
         there = self.state is State.READY and self.node is not None and self.node.parked
         return there or self.state is State.PARKED
 
     @property
     def machine(self) -> str:
-        """The machine on which its pod runs, or ran last; else the machine for which its volume was made."""
+        """The machine on which its pod runs or ran last. If it never ran, the machine for which its volume
+        was made.
+        """
         return _machine(self.claim, self.pod, self.node)
 
     @property
     def lost(self) -> bool:
-        """Silent for longer than the policy allows, and not retired."""
+        """Whether its state is LOST: it is silent for longer than the policy allows, and not retired."""
         return self.state is State.LOST
 
 
@@ -151,7 +154,7 @@ def _member(
 
 
 _NO_VOLUME = (Fate.VOLUME_LOST, Fate.VOLUME_EMPTY)
-"""Fates of which a node does not come back with its data, so that nobody waits for it."""
+"""Fates from which a node does not come back with its data, so nothing waits for the node."""
 _HARMLESS = (Fate.RESTARTING, Fate.MACHINE_SILENT)
 """Fates that a member may have while it is only starting."""
 
@@ -159,7 +162,9 @@ _HARMLESS = (Fate.RESTARTING, Fate.MACHINE_SILENT)
 def _resting(
     o: Observation, claim: Claim | None, pod: Pod | None, state: State, why: str
 ) -> tuple[State, Fate, str]:
-    """A member of a cluster that hibernates or wakes. Its silence means nothing, so no fate follows from it."""
+    """The state, fate and reason of a member while the cluster hibernates or wakes. Its silence means
+    nothing, so it has no fate.
+    """
     if pod is None:
         return State.HIBERNATED, Fate.NONE, _waiting(o, claim, pod)
     if pod.deleting:
@@ -173,8 +178,9 @@ def _resting(
 
 
 def time_out_s(fate: Fate, healing: Healing, machines_known: bool) -> float:
-    """Silence after which a member with this fate is given up. If machines cannot be read: the longest
-    that may apply."""
+    """How long, in seconds, a member with this fate may be silent before it is given up. If machines cannot
+    be read, this is the longest time that may apply.
+    """
     silent, lost = seconds(healing.silentAfter), seconds(healing.machineLostAfter)
     match fate:
         case Fate.MACHINE_LOST:
@@ -231,8 +237,9 @@ def _machine(claim: Claim | None, pod: Pod | None, node: NodeView | None) -> str
 
 
 def _formatted_anew(identity: Identity | None, o: Observation, node_id: str) -> bool:
-    """Whether a first master's volume was formatted again, and no driver has copied the catalog to it
-    since."""
+    """Whether the volume of a first master was formatted again, and no driver has copied the catalog to it
+    since.
+    """
     if identity is None or node_id not in identity.formed:
         return False
     mine = [r for r in o.master_reports if r.node_id == node_id and r.format_id and not r.formed]
@@ -259,8 +266,9 @@ def _last_end(pod: Pod) -> str:
 
 
 def _wanted(node: NodeView | None) -> str:
-    """Who wants the node in another state than in service, and why. "" if nobody does, or if it is
-    RETIRED."""
+    """Who wants the node in a state other than in service, and why. "" if nobody does, or if the node is
+    RETIRED.
+    """
     if node is None or node.asked is Wanted.IN_SERVICE or node.state is NodeState.RETIRED:
         return ""
     who = "an administrator asked for it" if node.wanted_by == "administrator" else ""
@@ -268,7 +276,9 @@ def _wanted(node: NodeView | None) -> str:
 
 
 def _retired(claim: Claim | None, node: NodeView | None) -> bool:
-    """Whether it is RETIRED, by the masters' word. While they cannot be asked, by the record on the claim."""
+    """Whether the member is RETIRED according to the masters. While they cannot be asked, the record on the
+    claim decides.
+    """
     if node is not None:
         return node.state is NodeState.RETIRED
     return claim is not None and (claim.retired or claim.released_s is not None)

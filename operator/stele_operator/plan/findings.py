@@ -1,4 +1,4 @@
-"""Findings: what a user should know, as a reason in one word and a message. Made by the plan, read by status.
+"""Findings: what a user should know, as a one-word reason and a message. Made by the plan, read by status.
 
 Invariant: for the same facts the first finding of a kind is the same.
 """
@@ -10,8 +10,9 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """The condition to which a finding belongs. A remark makes no condition true: it is an event, and a
-    reason at rest."""
+    """The condition to which a finding belongs. A REMARK makes no condition true. It becomes an event, and
+    the reason of the condition Reconciling while that is False.
+    """
 
     STALLED = "Stalled"
     DEGRADED = "Degraded"
@@ -22,9 +23,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`group`: the TabletGroup it is about; "": the cluster itself. `member`: the member it is about, if
-    any; `fate`: why that one does not serve. A change of these makes a new finding; a change of the
-    message alone does not."""
+    """Something that a user should know. `group`: the TabletGroup that it is about; "" means the cluster
+    itself. `member`: the member that it is about, if any. `fate`: why that member does not serve. A change of
+    these makes a new finding; a change of the message alone does not.
+    """
 
     kind: Kind
     reason: str
@@ -35,7 +37,7 @@ class Finding:
 
     @property
     def about(self) -> tuple[str, str, str, str]:
-        """The subject. Findings with the same subject are the same finding."""
+        """The subject of the finding. Two findings with the same subject are the same finding."""
         return self.group, self.reason, self.member, self.fate
 
 
@@ -43,13 +45,15 @@ OPERATOR_OLDER = "OperatorOlder"
 
 HIBERNATING, HIBERNATED, WAKING = "Hibernating", "Hibernated", "Waking"
 SLEEP = (HIBERNATING, HIBERNATED, WAKING)
-"""Reasons of a cluster that serves nothing, or not all, because somebody asked for it. They are not alarms."""
+"""Reasons of a cluster that serves nothing, or not everything, because somebody asked for that. They are not
+alarms.
+"""
 PARK_WAITS, PARK_REFUSED = "ParkWaits", "ParkRefused"
 """Reasons why a node is not parked: it waits for others that are away, or a person must change the spec."""
 RESTING = ("Paused", HIBERNATED)
-"""Reasons under which nothing is under way: what was asked for is reached."""
+"""Reasons that mean: nothing is under way, because what was asked for is reached."""
 
 
 def overlooked(unknown: tuple[str, ...]) -> str:
-    """A message about fields that this operator does not know."""
+    """The message about fields that this operator does not know."""
     return f"this operator is older than the definitions and ignores {', '.join(unknown)}; upgrade it to use them"

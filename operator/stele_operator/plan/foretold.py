@@ -1,7 +1,7 @@
 """What a new spec would do, as values and as text. Made by rehearsal; shown by `stele-operator plan` and in
 status.plan. Pure.
 
-Invariant: the text is the same wherever it is shown. It names at most NAMED_MAX things in a line.
+Invariant: the text is the same wherever it is shown. One line names at most NAMED_MAX things.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ NAMED_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A pod that is made again on its volume, while `beside` others are away. Meanwhile `no_spare` tablets could
-    not lose another voter, and the `stopped` ones cannot be used. `leaders`: tablets whose leader it hands over before."""
+    """A pod that is made again on its volume. `beside`: how many other pods are away at that time.
+    `no_spare`: how many tablets could not lose another voter meanwhile. `stopped`: tablets that cannot be
+    used meanwhile. `leaders`: how many leaders the pod hands over first.
+    """
 
     kind: ClassVar[str] = "restart"
     pod: str
@@ -33,7 +35,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class NewMember:
-    """A member that is made. `machine`: an example of where it may run; "": there is none for it."""
+    """A new member. `machine`: an example of where it may run; "" if no machine can take it."""
 
     kind: ClassVar[str] = "new"
     pod: str
@@ -43,7 +45,9 @@ class NewMember:
 
 @dataclass(frozen=True, slots=True)
 class NewReplica:
-    """A replica that is copied. `from_pod`: whose replica it replaces; "": it is one more."""
+    """A replica that is copied. `from_pod`: the pod whose replica it replaces; "" if it is an additional
+    replica.
+    """
 
     kind: ClassVar[str] = "copy"
     tablet: str
@@ -56,7 +60,7 @@ class NewReplica:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """An event that a sentence describes. `kind`: one word, as the other events have it."""
+    """An event that is described by a sentence. `kind`: one word, as for other events."""
 
     kind: str
     pod: str
@@ -68,8 +72,9 @@ Event = Restart | NewMember | NewReplica | Said
 
 @dataclass(frozen=True, slots=True)
 class Unmet:
-    """Something that the spec asks for and that is not reached. `group`, `member`: what it is about, or "".
-    `already`: it is so now, whatever changes."""
+    """Something that the spec asks for and that would not be reached. `group` and `member`: what it is about,
+    or "". `already`: it is not reached now either.
+    """
 
     reason: str
     message: str
@@ -78,20 +83,23 @@ class Unmet:
     already: bool = False
 
     def is_as(self, other: Unmet) -> bool:
-        """Whether both are about the same. For a member the messages may differ: the simulated scheduler words its own."""
+        """Whether both are about the same subject. For a member the messages may differ, because the
+        simulated scheduler words its own.
+        """
         same = (self.reason, self.group, self.member) == (other.reason, other.group, other.member)
         return same and (bool(self.member) or self.message == other.message)
 
 
 @dataclass(frozen=True, slots=True)
 class Foretold:
-    """The answer. `refused`: faults for which the spec is not accepted; then nothing else is known.
+    """The forecast for one cluster. `refused`: faults for which the spec is not accepted; then nothing else
+    is known.
 
-    `events`: in their order. `unmet`: what is accepted and not reached. `notes`: what else users should know.
-    `weaker`: tables that could lose fewer replicas at the end than now. `sleeps`: nothing can be used until the
-    cluster is woken. `copying_s`, `restarting_s`: the least time of all copies, and about the time of
-    all restarts; None: unknown. `anyway`: what happens without the change too. `complete`: whether the rehearsal
-    came to its end.
+    `events`: what happens, in order. `unmet`: what is accepted but not reached. `notes`: what else users
+    should know. `weaker`: tables that can lose fewer replicas at the end than now. `sleeps`: nothing can be
+    used until the cluster is woken. `copying_s`: the least time of all copies, in seconds. `restarting_s`:
+    about the time of all restarts, in seconds. None means unknown. `anyway`: what would happen without the
+    change too. `complete`: whether the rehearsal reached its end.
     """
 
     cluster: str
@@ -108,7 +116,9 @@ class Foretold:
 
     @property
     def fine(self) -> bool:
-        """Whether all that is asked for is reached, and every tablet can be used meanwhile."""
+        """Whether the spec is reached, apart from what is unmet already, and every tablet can be used
+        meanwhile.
+        """
         fresh = any(not u.already for u in self.unmet)
         stops = any(e.stopped for e in self.events if isinstance(e, Restart))
         return self.complete and not (self.refused or fresh or stops or self.sleeps)
@@ -150,7 +160,7 @@ class Foretold:
         return {**totals, **asdict(self), "events": events}
 
     def order(self) -> list[str]:
-        """What happens, in its order; neighbours of one kind are one line."""
+        """What happens, in order, as lines. Neighbouring events of one kind share a line."""
         return [
             _line(kind, list(events), self) for kind, events in groupby(self.events, key=lambda e: e.kind)
         ]
@@ -167,7 +177,7 @@ class Foretold:
 
 
 def named(texts: Sequence[str]) -> str:
-    """The first texts, and the number of the others."""
+    """The first texts and the number of the rest, like "a, b and 3 more"."""
     more = f" and {len(texts) - NAMED_MAX} more" if len(texts) > NAMED_MAX else ""
     return ", ".join(texts[:NAMED_MAX]) + more
 

@@ -1,4 +1,4 @@
-"""The cluster's identity, and how its first masters form a cluster. Called by cluster_plan; pure.
+"""Plans the cluster's identity, and how its first masters form a cluster. Called by cluster_plan; pure.
 
 Invariants: identities are in the ConfigMap and on the claims before any pod starts. A cluster is formed once,
 by one compare-and-set, with exactly the volumes that were formatted and synced.
@@ -27,7 +27,9 @@ from stele_operator.plan.observation import (
 def plan_identity(
     o: Observation, spec: TabletClusterSpec
 ) -> tuple[Identity | None, list[Action], list[Finding]]:
-    """The present identity, or None and the action that creates one."""
+    """The present identity. If there is none, or it belongs to an earlier TabletCluster: None, with the
+    action that writes one. If no identity can be restored: None, with a finding that says why.
+    """
     # Kubernetes will delete the claims that an earlier TabletCluster owned, however long that takes, so they
     # do not count.
     kept = [c for c in o.claims if not c.deleting and (not c.owned or c.owner_uid == o.cluster.uid)]
@@ -41,7 +43,7 @@ def plan_identity(
         if identity is None:
             message = (
                 f"the ConfigMap {naming.identity_name(o.cluster.name)} is gone, and the claims of {o.cluster.name} have "
-                f"different cluster UUIDs or fork ids; restore the ConfigMap, or remove the claims that do not belong"
+                f"different cluster UUIDs or fork ids; restore the ConfigMap, or remove the claims that do not belong to it"
             )
             return None, [], [Finding(Kind.STALLED, "IdentityLost", message)]
         manifest = manifests.identity_config_map(o.cluster, identity)
@@ -65,10 +67,10 @@ def plan_identity(
 
 
 def _all_copied(claims: Sequence[Claim]) -> bool:
-    """Whether all are copies of a cluster's claims, which may be in use elsewhere: each one's uid differs
-    from the noted uid.
+    """Whether all claims are copies of a cluster's claims: their own uids differ from the uids noted on them.
+    The originals may still be in use elsewhere.
 
-    If one is not a copy, the cluster is the original, and the masters judge the volumes of the others.
+    If one claim is not a copy, the cluster is the original, and the masters judge the volumes of the others.
     """
     return bool(claims) and all(c.copied for c in claims)
 
@@ -78,7 +80,7 @@ def _adopting(claims: Sequence[Claim]) -> str:
 
 
 def replace_identity(o: Observation, identity: Identity, reason: str) -> ReplaceIdentity:
-    """Compare-and-set of the whole ConfigMap."""
+    """The action that replaces the whole identity ConfigMap by compare-and-set."""
     return ReplaceIdentity(
         reason=reason,
         kind="ConfigMap",
@@ -112,12 +114,13 @@ def _next_serials(o: Observation) -> dict[Role, int]:
 
 
 def _rebuilt(o: Observation, kept: Sequence[Claim]) -> Identity | None:
-    """The identity restored from the claims.
+    """The identity restored from the claims; None if they disagree on the cluster UUID or fork id.
 
-    One that is formed counts as asleep, because it may have been asleep or waking. Nobody may be taken for
-    lost before all had time to come back (hibernation.py). It is formed if every master's claim has a format
-    id, which is recorded before forming. A master that joined later has none while a first one is left. But
-    then there are claims that only a formed cluster has: of nodes, or released ones.
+    A formed cluster counts as asleep, because it may have been asleep or waking. So no member counts as lost
+    before all had time to come back (hibernation.py). The cluster has formed if each claim of a master has a
+    format id, because these ids are recorded before forming. Claims of masters that joined later lack the id
+    while a first master is left. So the cluster has also formed if there are claims that only a formed
+    cluster has: those of nodes, or released ones.
     """
     cluster_ids = {c.cluster_id for c in kept}
     fork_ids = {c.fork_id for c in kept if c.noted_uid == c.uid} or {""}
@@ -146,8 +149,9 @@ def _rebuilt(o: Observation, kept: Sequence[Claim]) -> Identity | None:
 
 
 def plan_formation(o: Observation, identity: Identity) -> tuple[list[Action], list[Finding]]:
-    """The next step towards a formed cluster; none once every first master that is left knows that it is
-    formed."""
+    """Actions and findings of the next step towards a formed cluster. After that, only actions that tell a
+    first master of it and that record format ids (`_heirs`).
+    """
     reports = {r.node_id: r for r in o.master_reports if r.cluster_id == identity.cluster_id and r.format_id}
     claims = {c.node_id: c for c in o.claims}
     if identity.formed:
@@ -180,7 +184,7 @@ def plan_formation(o: Observation, identity: Identity) -> tuple[list[Action], li
 def _heirs(
     identity: Identity, reports: dict[str, MasterReport], claims: dict[str, Claim]
 ) -> list[PatchObject]:
-    """Record format ids on claims of later masters once no claim of a first master is left.
+    """Actions that record format ids on claims of later masters, once no claim of a first master is left.
 
     If the ConfigMap is lost, these ids show that the cluster has formed.
     """

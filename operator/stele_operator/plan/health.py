@@ -1,9 +1,10 @@
 """The health of tablets and of the volumes under them. Called by the rest of plan; pure.
 
-Two questions have two time limits. May a pod be evicted? A voter that missed three heartbeats does not count.
-Should users hear of it? Only if it lasts as long as healing waits (`patience_s`); else each restart of a pod
-would be reported. Invariant: a tablet is healthy only if its leader is alive and enough voters are alive and
-answer the leader. "Enough" is the replication factor; "alive" depends on the time limit of the question.
+Two questions have two time limits. May a pod be evicted? For this, a voter that missed three heartbeats does
+not count. Should users hear of a fault? Only if it lasts as long as healing waits (`patience_s`); otherwise
+each restart of a pod would be reported. Invariant: a tablet is healthy only if its leader is alive, and as
+many voters as the replication factor are alive and answer the leader. Whether one counts as alive depends on
+the time limit of the question.
 """
 
 from __future__ import annotations
@@ -27,33 +28,33 @@ _SERVED = ("PREPARING", "CREATING", "RUNNING")
 
 @dataclass(frozen=True, slots=True)
 class TabletCounts:
-    """Numbers of tablets of tables, without the catalog's own tablet."""
+    """Counts of the tablets of tables. The catalog's own tablet is not counted."""
 
     total: int = 0
     healthy: int = 0
     under_replicated: int = 0
     unavailable: int = 0
     creating: int = 0
-    """How many of the unavailable ones were never created yet, so that nothing is lost."""
+    """How many of the unavailable tablets were never created yet, so nothing in them is lost."""
     growing: int = 0
-    """How many have all their voters, but get more because the replication factor was raised."""
+    """How many tablets have all their old voters and get more, because the replication factor was raised."""
 
     @property
     def ailing(self) -> int:
-        """How many were created and are not healthy."""
+        """How many tablets were created and are not healthy."""
         return self.total - self.healthy - self.creating - self.growing
 
 
 @dataclass(frozen=True, slots=True)
 class TabletHealth:
-    """One tablet. `reason`: "" if it is healthy; else NoLeader, VoterLost, Creating or Growing."""
+    """The health of one tablet. `reason`: "" if it is healthy; else NoLeader, VoterLost, Creating or Growing."""
 
     tablet_id: str
     reason: str
 
 
 def patience_s(o: Observation) -> float:
-    """Silence of a node after which healing begins and users hear of its tablets."""
+    """Seconds of a node's silence after which healing begins and users hear of its tablets."""
     healing = o.cluster.spec.healing if o.cluster.spec is not None else Healing()
     return max(SILENT_S, seconds(healing.witnessAfter))
 
@@ -66,20 +67,22 @@ def _heard(node: NodeView | None, patience: float = 0.0) -> bool:
 
 
 def live_voters(o: Observation, tablet: TabletView, patience: float = 0.0) -> int:
-    """Voters with the rows, on live nodes, that answer their leader and need no new copy.
+    """How many voters count: they have the rows, are on live nodes, answer their leader, and need no new
+    copy.
 
-    `patience`, in seconds: a voter that is silent, or out of its leader's reach, for less still counts.
+    `patience`, in seconds: a voter that has been silent, or out of its leader's reach, for a shorter time
+    still counts.
     """
     return len(_live(o, tablet, patience))
 
 
 def live_nodes(o: Observation, tablet: TabletView) -> frozenset[str]:
-    """The nodes of its `live_voters`, without patience."""
+    """The nodes of the tablet's `live_voters`, without patience."""
     return frozenset(p.node_id for p in _live(o, tablet, 0.0))
 
 
 def row_nodes(tablet: TabletView) -> frozenset[str]:
-    """The nodes of its voters that have the rows, live or not."""
+    """The nodes of the tablet's voters, live or not. Voters have the rows."""
     return frozenset(p.node_id for p in tablet.config.peers if p.member_type is MemberType.VOTER)
 
 
@@ -95,29 +98,33 @@ def _live(o: Observation, tablet: TabletView, patience: float) -> list[Peer]:
 
 
 def without_spare(o: Observation, role: Role) -> tuple[TabletView, ...]:
-    """Tablets of a role that could not lose any one voter and still have a majority with the rows."""
+    """Tablets of a role that cannot lose one more voter: no leader is heard, or too few voters with the rows
+    would be left.
+    """
     return tuple(t for t in _ailing(o, role) if not _can_lose(o, t, 1))
 
 
 def in_danger(o: Observation, role: Role) -> tuple[TabletView, ...]:
-    """Tablets that should be able to lose a voter and are not, and tablets of one replica without a
-    leader."""
+    """Tablets that cannot lose a voter now, although they have more than one replica. Also tablets of one
+    replica that have no live leader.
+    """
     return tuple(t for t in _ailing(o, role) if not _can_lose(o, t, min(1, t.replication_factor - 1)))
 
 
 def needless(o: Observation, tablet: TabletView) -> bool:
-    """Whether a tablet's node may be away although it has the only replica: its table was dropped, so nobody uses it.
-    The table can still be recalled, since the volume comes back."""
+    """Whether nobody needs a tablet of one replica, because its table was dropped. Its node may then be away.
+    The table can still be recalled, since the volume comes back.
+    """
     return tablet.replication_factor == 1 and o.catalog is not None and o.catalog.is_dropped(tablet)
 
 
 def may_be_away(
     o: Observation, role: Role, absent: Collection[str]
 ) -> tuple[int, tuple[TabletView, ...]] | None:
-    """How many members of a role may be away at once, whichever they are, and the tablets that allow no more.
+    """How many members of a role may be away at once, whichever they are, and the tablets that set this
+    limit. None if the role has no tablets yet.
 
-    Each tablet keeps a majority. `absent`: nodes that are away already, and return with their voters. None: the
-    role has no tablets yet.
+    Each tablet keeps a majority. `absent`: nodes that are away already, and return with their voters.
     """
     tablets = o.catalog.view.tablets if o.catalog is not None else ()
     running = [t for t in tablets if t.node_role == role and t.state == "RUNNING" and not needless(o, t)]
@@ -131,26 +138,27 @@ def may_be_away(
 
 
 def _ailing(o: Observation, role: Role) -> tuple[TabletView, ...]:
-    """The tablets of a role, without those that are plainly well."""
+    """The tablets of a role, except those that are certainly well (`unwell`)."""
     return tuple(t for t in unwell(o.catalog, SILENT_S * 1000) if t.node_role == role) if o.catalog else ()
 
 
 def _can_lose(o: Observation, tablet: TabletView, voters: int) -> bool:
-    """Whether a majority is left after the loss of `voters` of them. True for a tablet that is not
-    created: it has no rows."""
+    """Whether the tablet keeps a live leader and a majority without `voters` of its live voters. True for a
+    tablet that is not created, since it has no rows.
+    """
     if tablet.state != "RUNNING":
         return True
     return leads(o, tablet) and live_voters(o, tablet) - voters >= tablet.config.majority
 
 
 def leads(o: Observation, tablet: TabletView) -> bool:
-    """Whether the masters hear the node of its leader."""
+    """Whether the masters hear the node of the tablet's leader."""
     return o.catalog is not None and _heard(o.catalog.view.node(tablet.leader_node))
 
 
 @dataclass(frozen=True, slots=True)
 class TableHealth:
-    """The tablets of one table, or of all tables that serve. `ailing`: the unhealthy ones, in the catalog's order."""
+    """The tablets of one table. `ailing`: the unhealthy ones, in the catalog's order."""
 
     counts: TabletCounts = TabletCounts()
     ailing: tuple[TabletHealth, ...] = ()
@@ -161,18 +169,18 @@ _NO_TABLETS = TableHealth()
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The health of all tablets, judged once in a pass. Each TabletGroup looks up its own.
+    """The health of all tablets, judged once in a pass. Each TabletGroup looks up its own table.
 
-    Tablets of dropped tables are not counted: they serve nobody. The driver heals them all the same.
+    Tablets of dropped tables are not counted, because they serve nobody. The driver heals them all the same.
     """
 
     counts: TabletCounts = TabletCounts()
     tables: Mapping[str, TableHealth] = field(default_factory=dict)
     settled: bool = True
-    """Whether all are healthy even without patience, so that the next pass need not be soon."""
+    """Whether all tablets are healthy even without patience, so that the next pass need not be soon."""
 
     def of(self, table_id: str) -> TableHealth:
-        """The tablets of one table."""
+        """The health of one table."""
         return self.tables.get(table_id, _NO_TABLETS)
 
 
@@ -232,8 +240,9 @@ def _voters_before(o: Observation, tablet: TabletView) -> int:
 
 
 def _led(o: Observation, tablet: TabletView, patience: float) -> bool:
-    """Whether it has a leader, or had one a moment ago. Replicas report each change, so the newest report
-    says when."""
+    """Whether the tablet has a leader, or had one within `patience` seconds. Replicas report each change, so
+    the newest report says when.
+    """
     if o.catalog is None:
         return False
     if tablet.leader_node:
@@ -242,7 +251,7 @@ def _led(o: Observation, tablet: TabletView, patience: float) -> bool:
 
 
 def _counted(tablets: Iterable[TabletHealth], well: int) -> TabletCounts:
-    """The numbers of these tablets, and of so many more that are well."""
+    """The counts of these tablets and of `well` more healthy ones."""
     reasons = Counter(t.reason for t in tablets)
     reasons[""] += well
     return TabletCounts(
@@ -256,13 +265,14 @@ def _counted(tablets: Iterable[TabletHealth], well: int) -> TabletCounts:
 
 
 def catalog_tablet(o: Observation) -> TabletView | None:
-    """The catalog's own tablet, or None before the masters answered."""
+    """The catalog's own tablet; None if no leading master answered."""
     return o.catalog.view.tablet(CATALOG_TABLET_ID) if o.catalog else None
 
 
 def going(everyone: Sequence[Member]) -> tuple[Member, ...]:
-    """Members whose claim somebody else deleted. Only their pod still holds it: when the pod ends, the
-    volume is gone."""
+    """Members whose claims somebody deleted. Kubernetes keeps such a claim only until its pod ends; then the
+    volume is gone.
+    """
     return tuple(
         m
         for m in everyone
@@ -275,14 +285,17 @@ def going(everyone: Sequence[Member]) -> tuple[Member, ...]:
 
 
 def masters_wanted(o: Observation, spec: TabletClusterSpec) -> int:
-    """The number of masters that there should be. Once there is a catalog, the number that it has."""
+    """The number of masters that there should be: that of the catalog, or before there is one, that of the
+    spec.
+    """
     catalog = catalog_tablet(o)
     return catalog.replication_factor if catalog is not None else spec.masters.replicas
 
 
 def lost_in_use(o: Observation, everyone: Sequence[Member], role: Role = "node") -> tuple[Member, ...]:
-    """Lost nodes, or masters, that a configuration still names. One whose tablets have all moved away is no
-    longer a risk."""
+    """Lost nodes, or lost masters, that a configuration still names. Once all its tablets have moved away, a
+    lost member is no longer a risk.
+    """
     lost = tuple(m for m in everyone if m.role == role and m.lost)
     if not lost or o.catalog is None:
         return ()

@@ -1,11 +1,12 @@
 """Puts a cluster to sleep and wakes it, as spec.hibernate says. Called by cluster_plan; pure.
 
-The identity ConfigMap records `asleep` before the first pod is deleted, and until every member is back. Nodes stop
-before masters; masters start before nodes. All claims are kept.
+The identity ConfigMap says `asleep` from before the first pod is deleted until every member is back. Nodes
+stop before masters; masters start before nodes. All claims are kept.
 
-Invariants: while `asleep` is on record there is no policy, so neither the operator nor the masters heal, and no
-silence counts. Waking waits for each member on its own, at most as long as healing would; then healing goes on. A
-member's time runs from when its pod was made. If it has no pod, it runs from when all pods had been asked for.
+Invariants: while `asleep` is on record there is no policy, so neither the operator nor the masters heal, and
+no silence counts. Waking waits for each member, at most as long as healing would wait; then healing goes on.
+A member's time runs from when its pod was made. If it has no pod, the time runs from when the pods of all
+members had been asked for.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ _NO_PODS = (
 @dataclass(frozen=True, slots=True)
 class Step:
     """What a pass does to a cluster that hibernates or wakes. `at_rest`: nothing is left to do.
-    `keeps_budgets`: whether disruption budgets follow the cluster, as it has pods that stay."""
+    `keeps_budgets`: the status shows the disruption budgets, because some pods stay.
+    """
 
     actions: tuple[Action, ...]
     findings: tuple[Finding, ...]
@@ -42,10 +44,10 @@ class Step:
 
 
 def plan_unborn(o: Observation, spec: TabletClusterSpec) -> Step | None:
-    """The step of a cluster that is to hibernate before anything was made for it; None for any other."""
+    """The step of a cluster that is to hibernate before anything was made for it; None for any other cluster."""
     if not spec.hibernate or o.identity is not None or o.claims:
         return None
-    message = "spec.hibernate is true: nothing is created before it is false"
+    message = "spec.hibernate is true: nothing is created; set it to false to create the cluster"
     actions, of_groups = tables.plan_sleeping(o, HIBERNATED, _of_cluster(o, message))
     return Step(tuple(actions), (*_told(HIBERNATED, message), *of_groups), at_rest=True)
 
@@ -57,14 +59,14 @@ def plan_hibernation(
     everyone: tuple[Member, ...],
     budgets: Sequence[Budget],
 ) -> Step | None:
-    """The next step to sleep or to wake; None for a cluster that is awake and stays so."""
+    """The next step to sleep or to wake; None for a cluster that is awake and is to stay awake."""
     if spec.hibernate and not _hinders(everyone):
         return _to_sleep(o, spec, identity, everyone)
     return _wake(o, spec, identity, everyone, budgets) if identity.asleep else None
 
 
 def find_waiting(spec: TabletClusterSpec, everyone: tuple[Member, ...]) -> list[Finding]:
-    """Why a cluster that is to hibernate stays awake."""
+    """Findings that say why a cluster that is to hibernate stays awake; empty if nothing keeps it awake."""
     if not (spec.hibernate and (names := _hinders(everyone))):
         return []
     message = (
@@ -75,7 +77,7 @@ def find_waiting(spec: TabletClusterSpec, everyone: tuple[Member, ...]) -> list[
 
 
 def _hinders(everyone: tuple[Member, ...]) -> list[str]:
-    """Members whose volumes would go with their pods."""
+    """Names of members whose claims are being deleted, so that their volumes would be lost with their pods."""
     return [m.name for m in going(everyone) if m.pod is not None and not m.pod.deleting]
 
 
@@ -126,7 +128,7 @@ def _wake(
     if not identity.formed or (o.catalog is not None and not awaited):
         missing = [m.name for m in everyone if o.catalog is not None and _missing(o, m)]
         why = f"all but {some(missing)} are back" if missing else "all members are back"
-        why = why if identity.formed else "it has not formed yet, so nobody is waited for"
+        why = why if identity.formed else "it has not formed yet, so it waits for nobody"
         message = f"the cluster is awake: {why}"
         actions: list[Action] = [
             formation.replace_identity(o, replace(identity, asleep=False, waking_s=0), message),
@@ -166,9 +168,10 @@ def _of_cluster(o: Observation, message: str) -> str:
 
 
 def _missing(o: Observation, m: Member) -> bool:
-    """Whether a member that tablets may name is not back. Members that never ran hold nothing. Parked ones may stay
-    away, and those without a volume never come back. A master without the catalog only has to be heard: it is not
-    ready before the driver gives it a copy, which is after waking."""
+    """Whether a member that tablets may name is not back. Members that never ran hold nothing. Parked members
+    may stay away, and members without a volume never come back. A master without the catalog only has to be
+    heard. It becomes ready after waking, when the driver gives it a copy.
+    """
     if m.claim is None or not m.formed or m.state in (State.READY, State.RETIRED, State.PARKED):
         return False
     if m.fate in (Fate.VOLUME_LOST, Fate.VOLUME_EMPTY) or (m.claim.deleting and m.pod is None):
@@ -183,10 +186,13 @@ def _without_catalog(o: Observation, m: Member) -> bool:
 
 
 def _awaited(o: Observation, spec: TabletClusterSpec, identity: Identity, m: Member) -> bool:
-    """Whether waking waits for the member. It waits as long as healing does before it replaces one.
+    """Whether waking waits for the member. It waits as long as healing would wait before it replaces the
+    member.
 
-    The time counts from when its pod was made, so it does not run while the operator is away or paused before that. If it has no
-    pod, perhaps because Kubernetes refuses it, the time counts from when all pods had been asked for."""
+    The time counts from when the pod was made, so no earlier time counts in which the operator was away or
+    paused. If there is no pod, perhaps because Kubernetes refuses it, the time counts from when the pods of
+    all members had been asked for.
+    """
     patience_s = max(seconds(spec.healing.silentAfter), seconds(spec.healing.machineLostAfter))
     since_s = m.pod.created_s if m.pod is not None else identity.waking_s or o.now_s
     return _missing(o, m) and o.now_s - since_s < patience_s

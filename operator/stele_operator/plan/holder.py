@@ -1,10 +1,10 @@
-"""Names who holds the budget (takes something out of the cluster) now, and who waits for it. Heals come first.
-Read by status, and by cluster_plan, which keeps it in the catalog; pure.
+"""Names who holds the change budget now, and who waits for it. A holder takes members out of the cluster or
+replaces them. Read by status, and by cluster_plan, which keeps it in the catalog; pure.
 
-It reads what the plan decided, and decides nothing. The names are heal/MEMBER, drain/MEMBER, park/MEMBER,
-masters (their number changes), upgrade and hibernate. Several hold it together if all of them proceed: each lost
-member is healed, each drain goes on, each parked node may be away. Hibernation takes the whole cluster: it waits for
-nobody, and the others go on after waking.
+This module reads what the plan decided, and decides nothing. Heals come first. The names are heal/MEMBER,
+drain/MEMBER, park/MEMBER, masters (their number changes), upgrade and hibernate. Several hold the budget
+together if all of them proceed: each lost member is healed, each drain goes on, each parked node may be away.
+Hibernation takes the whole cluster: it waits for nobody, and the others go on after waking.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ ROLL = {_ROLLING, "RollWaits", "RollStopped"}
 def holders(
     everyone: Sequence[Member], findings: Sequence[Finding], policy: Policy | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Who holds the budget, and who waits, by name. `policy`: what the driver may do from this pass on."""
+    """The names of those who hold the budget, and the names of those who wait. `policy`: what the driver may
+    do from this pass on.
+    """
     reasons = {f.reason for f in findings}
     retiring = (policy.retiring if policy is not None else None) or {}
     parked = policy.parked if policy is not None else {}
@@ -52,12 +54,14 @@ def holders(
 
 
 def heals(everyone: Sequence[Member]) -> list[str]:
-    """Members that are lost, or given up, and still named by tablets."""
+    """heal/MEMBER for each member that is lost. Also for each that was given up and that tablets still name."""
     return [f"heal/{m.name}" for m in everyone if m.state is State.LOST or (_drains_out(m) and not _asked(m))]
 
 
 def drains(everyone: Sequence[Member], retiring: Container[str] = ()) -> list[str]:
-    """Members that somebody wants away, and that tablets still name. `retiring`: those that begin to leave now, too."""
+    """drain/MEMBER for each member that somebody wants to leave and that tablets still name. `retiring`: ids
+    of nodes that leave by the policy, also those that begin in this pass.
+    """
     return [
         f"drain/{m.name}"
         for m in everyone
@@ -78,11 +82,11 @@ def for_catalog(
     names: tuple[Sequence[str], Sequence[str]],
     rolled: Collection[str],
 ) -> tuple[tuple[Holder, ...], tuple[str, ...]]:
-    """Holders and waiters for the catalog, by their `names`. `rolled`: names of the pods that this pass deletes to make
-    them again.
+    """The holders and waiters as the catalog keeps them. `names`: both, by name. `rolled`: names of the pods
+    that this pass deletes to make them again.
 
-    A node that the catalog lists as away because its pod is made again stays listed until it serves or is lost. So a
-    new process of the operator, and the masters, know of it too.
+    A node that the catalog lists as away for the upgrade stays listed until it serves or is lost. So a new
+    process of the operator, and the masters, know of it too.
     """
     holding, waiting = (tuple(n[:NAMED_MAX]) for n in names)
     standing = o.catalog.standing if o.catalog is not None else None
@@ -113,5 +117,7 @@ def _named(m: Member) -> bool:
 
 
 def _asked(m: Member) -> bool:
-    """Whether somebody asked for it to leave; otherwise it was given up."""
+    """Whether somebody asked for the member to leave or be parked. Otherwise, a member that drains was given
+    up.
+    """
     return m.node is not None and m.node.asked is not Wanted.IN_SERVICE

@@ -1,12 +1,12 @@
 """Decides which nodes leave and which are parked, by the spec: scale in, nodes.retire, nodes.park. Called by
 cluster_plan; pure.
 
-The driver gets them in its Policy: it drains a node that leaves, and retires it once nothing names it. Then
-its pod and claim go like those of any retired member (member_objects.py). Until it is retired, another spec
-takes it back.
+The driver gets these nodes in its Policy. It drains a node that leaves, and retires the node once no tablet
+names it. Then the pod and claim are deleted like those of any retired member (member_objects.py). Until a
+node is retired, a changed spec takes it back.
 
-Invariants: the same nodes leave from pass to pass, whatever their states become. Without them there are as
-many ready nodes as the spec asks for. A node begins to leave only if the others can take its replicas. A node is
+Invariants: the same nodes leave from pass to pass, whatever their states become. Without them, as many nodes
+are ready as the spec asks for. A node begins to leave only if the others can take its replicas. A node is
 parked only while fewer than `budget.maxUnavailable` are away.
 """
 
@@ -31,18 +31,19 @@ from stele_operator.plan.together import away_nodes
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """The states that the policy wants for nodes: reasons by node id; and what users should know about
-    them."""
+    """The nodes that the policy retires and parks, with reasons by node id. `findings`: what users should
+    know about them.
+    """
 
     retiring: Mapping[str, str]
     parked: Mapping[str, str]
     findings: tuple[Finding, ...] = ()
     first: str = ""
-    """Why no pod may be made again meanwhile: nodes leave, or are parked from this pass on; "" if there are none."""
+    """Why no pod may be made again now: nodes leave, or are parked from this pass on. "" if there are none."""
 
 
 def leaves(m: Member) -> bool:
-    """Whether the driver drains the member so that it retires. It can still be recalled."""
+    """Whether the driver drains the member to retire it. The member can still be taken back."""
     return (
         m.node is not None
         and m.node.state is NodeState.DRAINING
@@ -52,15 +53,17 @@ def leaves(m: Member) -> bool:
 
 
 def staying_nodes(spec: TabletClusterSpec, everyone: Sequence[Member]) -> list[Member]:
-    """Nodes among which the spec's replicas are chosen: all in service, and those that leave but can be taken
-    back; none that nodes.retire names."""
+    """Nodes that may make up the spec's number: those in service, and those that leave but can be taken back.
+    Nodes that nodes.retire names are left out.
+    """
     nodes = [m for m in everyone if m.role == "node" and m.name not in spec.nodes.retire]
     return [m for m in nodes if m.active or (leaves(m) and m.state is State.DRAINING)]
 
 
 def staying_masters(everyone: Sequence[Member]) -> list[Member]:
-    """The masters that stay: those in service, and those that were not needed lately but can still be taken
-    back."""
+    """Masters that may make up the spec's number: those in service, and those that leave but can be taken
+    back.
+    """
     masters = (m for m in everyone if m.role == "master")
     return [m for m in masters if m.active or (leaves(m) and m.state is State.DRAINING)]
 
@@ -73,8 +76,7 @@ def plan_leaving(
     *,
     hold: bool,
 ) -> Leaving:
-    """The states that the policy wants for nodes. With `hold` (too many nodes are lost) nothing begins to
-    leave."""
+    """The nodes to retire and to park. With `hold`, because too many nodes are lost, no node begins to leave."""
     if o.catalog is None:
         return Leaving({}, {})
     wanted, findings = _scale_in(spec, everyone)
@@ -109,7 +111,7 @@ def _first(everyone: Sequence[Member], retiring: Mapping[str, str], parked: Mapp
 
 
 def _scale_in(spec: TabletClusterSpec, everyone: Sequence[Member]) -> tuple[dict[str, str], list[Finding]]:
-    """The nodes beyond the spec's number that go, with their reason."""
+    """Nodes beyond the spec's number that leave: the reason by node id, and findings."""
     staying = staying_nodes(spec, everyone)
     surplus = len(staying) - spec.nodes.replicas
     if surplus <= 0:
@@ -131,13 +133,15 @@ def _scale_in(spec: TabletClusterSpec, everyone: Sequence[Member]) -> tuple[dict
     if not waiting:
         return begun, []
     who = some([m.name for m in waiting])
-    message = f"{why}: {who} will be drained, but {ready} of {spec.nodes.replicas} others are ready; it waits for them"
+    message = f"{why}: {who} will be drained, but only {ready} of the {spec.nodes.replicas} nodes that stay are ready; the drain waits for them"
     return begun, [Finding(Kind.RECONCILING, "ScaleInWaits", message)]
 
 
 def _next_victim(nodes: Sequence[Member]) -> Member | None:
-    """The next node to go. First one that holds nothing, then one that is not ready, then one in the zone
-    with the most nodes, then the newest. Never one for which an administrator wants a state."""
+    """The next node to leave; None if none may. Prefer a node that holds nothing, then one that is not ready,
+    then one in the zone with the most nodes, then the newest. Never choose one for which an administrator
+    wants a state.
+    """
     zones = Counter(_zone(m) for m in nodes)
     free = [m for m in nodes if m.node is None or m.node.wanted_by != ADMINISTRATOR]
     return max(
@@ -161,8 +165,9 @@ def _serial(m: Member) -> int:
 
 
 def _emptied(spec: TabletClusterSpec, everyone: Sequence[Member], fresh: Collection[str]) -> tuple[str, ...]:
-    """Why nodes that nodes.retire names must not begin to leave. A zone of the spec would have no node any more, while
-    another one has several."""
+    """Why nodes that nodes.retire names must not begin to leave: a zone of the spec would have no node left,
+    while another zone has several.
+    """
     left = Counter(_zone(m) for m in staying_nodes(spec, everyone) if not leaves(m))
     last: dict[str, list[str]] = {}
     for m in everyone:
@@ -173,13 +178,15 @@ def _emptied(spec: TabletClusterSpec, everyone: Sequence[Member], fresh: Collect
         return ()
     return tuple(
         f"zone {zone} would have no node without {some(sorted(names))}; name nodes of other zones in nodes.retire, or "
-        f"take {zone} from zones"
+        f"remove {zone} from zones"
         for zone, names in sorted(last.items())
     )
 
 
 def _beginning(retiring: Mapping[str, str], under_way: set[str], names: Mapping[str, str]) -> list[Finding]:
-    """The nodes that begin to leave with this pass, by reason: users see their names before anything is done."""
+    """Findings about nodes that begin to leave with this pass, one for each reason. Users see the names
+    before anything is done.
+    """
     by_reason: dict[str, list[str]] = {}
     for node_id, why in retiring.items():
         if node_id not in under_way:
@@ -188,14 +195,14 @@ def _beginning(retiring: Mapping[str, str], under_way: set[str], names: Mapping[
         Finding(
             Kind.RECONCILING,
             "NodesLeaving",
-            f"{some(sorted(who))}: to be drained and retired, because {why}; set it back to keep them",
+            f"{some(sorted(who))} will be drained and retired, because {why}; change that back to keep them",
         )
         for why, who in by_reason.items()
     ]
 
 
 def _overruled(everyone: Sequence[Member], wanted: Mapping[str, str]) -> list[Finding]:
-    """Nodes that the spec wants away, although an administrator wants another state for them."""
+    """A finding about nodes that the spec wants to leave, although an administrator asked for another state."""
     names = [
         m.name
         for m in everyone
@@ -216,7 +223,9 @@ def _overruled(everyone: Sequence[Member], wanted: Mapping[str, str]) -> list[Fi
 def _parked(
     o: Observation, spec: TabletClusterSpec, everyone: Sequence[Member], policy: Policy
 ) -> tuple[dict[str, str], list[Finding]]:
-    """Nodes that nodes.park names, unless too many would be away, or tablets would stop without them."""
+    """Nodes that nodes.park names: the reason by node id, and findings. A node is left out if too many would
+    be away, or if tablets would stop without it.
+    """
     named = [
         m for m in everyone if m.role == "node" and m.name in spec.nodes.park and m.state is not State.RETIRED
     ]
@@ -241,13 +250,15 @@ def _parked(
 
 
 def _no_place(m: Member, away: Sequence[Member], spec: TabletClusterSpec) -> Finding:
-    """Why a node is not parked yet: as many as may be are away. If these are all parked, a person must decide."""
+    """A finding that says why a node is not parked yet: as many nodes are away as may be. If all of those are
+    parked, a person must decide.
+    """
     most = spec.budget.maxUnavailable
     who = some([a.name for a in away])
     if all(a.name in spec.nodes.park for a in away):
         message = (
             f"{m.name} cannot be parked: {who} {'is' if len(away) == 1 else 'are'} parked, and budget.maxUnavailable is "
-            f"{most}; raise it, or take a name from nodes.park"
+            f"{most}; raise budget.maxUnavailable, or remove a name from nodes.park"
         )
         return Finding(Kind.STALLED, PARK_REFUSED, message, member=m.name)
     message = f"{m.name} waits to be parked: {who} must be back first, since budget.maxUnavailable is {most}"
@@ -255,13 +266,16 @@ def _no_place(m: Member, away: Sequence[Member], spec: TabletClusterSpec) -> Fin
 
 
 def _unknown(o: Observation, spec: TabletClusterSpec) -> list[Finding]:
-    """Names in nodes.retire and nodes.park that no node of this cluster ever had."""
+    """Findings about names in nodes.retire and nodes.park that no node of this cluster ever had."""
     used = range(o.identity.next_serial["node"]) if o.identity is not None else range(0)
     known = {naming.member_name(o.cluster.name, "node", n) for n in used}
     found = []
     for field, listed in (("retire", spec.nodes.retire), ("park", spec.nodes.park)):
         wrong = [name for name in listed if name not in known]
         if wrong:
-            message = f"nodes.{field} names {some(wrong)}, and no node of this cluster has that name (status.members)"
+            message = (
+                f"nodes.{field} names {some(wrong)}, and no node of this cluster has that name; status.members lists the "
+                "names"
+            )
             found.append(Finding(Kind.STALLED, "UnknownNode", message))
     return found

@@ -1,5 +1,5 @@
-"""Tablets that lost a majority of their voters for good. Pure; shown in the condition MajorityLost, and in
-Stalled.
+"""Finds tablets that lost a majority of their voters for good. Pure; shown in the condition MajorityLost, and
+in Stalled.
 
 The operator does nothing about them: to continue without the lost replicas gives up rows, which only a person
 may do. Invariant: a voter counts as lost only if its node is given up or unknown, or if its replica can never
@@ -21,7 +21,7 @@ _NAMED_MAX = 5
 
 
 def find_lost_majorities(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
-    """A finding if there are any, with what to do and the command to copy."""
+    """A finding if tablets lost their majority for good. It says what to do and has the command to copy."""
     lost = lost_majorities(o, everyone)
     if not lost:
         return []
@@ -37,9 +37,10 @@ def find_lost_majorities(o: Observation, everyone: tuple[Member, ...]) -> list[F
 
 
 def lost_majorities(o: Observation, everyone: tuple[Member, ...]) -> tuple[TabletView, ...]:
-    """The tablets of tables that cannot have a majority again, in the catalog's order.
+    """The tablets of tables that can never have a majority again, in the catalog's order.
 
-    A voter counts unless its node is given up or unknown, or its replica can never serve again."""
+    A voter is lost if its node is given up, retired or unknown, or if its replica can never serve again.
+    """
     if o.catalog is None:
         return ()
     view = o.catalog.view

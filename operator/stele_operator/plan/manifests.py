@@ -40,7 +40,7 @@ def pod_security() -> Json:
 
 
 def owner(cluster: ClusterObject) -> Json:
-    """The owner reference with which Kubernetes deletes an object after its TabletCluster."""
+    """The owner reference that makes Kubernetes delete an object when its TabletCluster is deleted."""
     return {
         "apiVersion": API_VERSION,
         "kind": "TabletCluster",
@@ -52,10 +52,10 @@ def owner(cluster: ClusterObject) -> Json:
 
 
 def adopting(cluster: ClusterObject, owners: Sequence[Json]) -> Json:
-    """The metadata patch that gives an object its TabletCluster as owner.
+    """The metadata patch that makes the TabletCluster the owner of an object.
 
-    Empty if it has an owner already, this or another one. `kubectl delete --cascade=orphan` leaves objects
-    without owner.
+    Empty if the object already has an owner, this TabletCluster or another object. `kubectl delete
+    --cascade=orphan` leaves objects without owner.
     """
     if any(o.get("controller") for o in owners):
         return {}
@@ -63,13 +63,13 @@ def adopting(cluster: ClusterObject, owners: Sequence[Json]) -> Json:
 
 
 def digest(part: Json) -> str:
-    """A hash of a part of a manifest, sixteen hex digits."""
+    """A hash of a part of a manifest, as sixteen hex digits."""
     text = json.dumps(part, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def identity_data(identity: Identity) -> dict[str, str]:
-    """The ConfigMap's data, in the form that observe reads."""
+    """The data of the identity ConfigMap, in the form that observe reads."""
     return {
         "clusterUUID": identity.cluster_id,
         "ownerUID": identity.owner_uid,
@@ -87,7 +87,7 @@ def identity_data(identity: Identity) -> dict[str, str]:
 
 
 def identity_config_map(cluster: ClusterObject, identity: Identity) -> Json:
-    """The identity ConfigMap. It has no owner: it must outlive the TabletCluster as the volumes do."""
+    """The identity ConfigMap. It has no owner, because it must outlive the TabletCluster as the volumes do."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -109,7 +109,7 @@ def claim(
     cluster_id: str,
     zone: str,
 ) -> Json:
-    """A member's claim, with its identity on it."""
+    """The manifest of a member's claim, with the member's identity on it."""
     storage = storage_of(spec, role)
     body: Json = {
         "accessModes": ["ReadWriteOnce"],
@@ -133,12 +133,14 @@ def claim(
 
 
 def storage_of(spec: TabletClusterSpec, role: Role) -> Storage:
-    """The volumes of a role, from the spec."""
+    """The storage settings of a role in the spec."""
     return part_of(spec, role).storage
 
 
 def spec_hash(spec: TabletClusterSpec, role: Role, image: str) -> str:
-    """A hash of what a user can change in a pod. If it differs from the pod's, the pod is RestartPending."""
+    """A hash of everything in a pod that a user can change. A pod that carries another hash is
+    RestartPending.
+    """
     part = part_of(spec, role)
     stated: Json = {"image": image, "resources": _resources(part.resources), "revision": RENDER_REVISION}
     # Other fields only if they are given, because older pods were created before those fields existed.
@@ -155,7 +157,9 @@ def spec_hash(spec: TabletClusterSpec, role: Role, image: str) -> str:
 
 
 def log_flags(spec: TabletClusterSpec, role: Role) -> list[str]:
-    """The flags for the log. There are none if nothing is said, as images of release 0.1 do not know them."""
+    """The flags for the log. Empty if the spec does not set it, because images of release 0.1 do not know
+    them.
+    """
     log = part_of(spec, role).log
     if log is None:
         return []
@@ -164,7 +168,7 @@ def log_flags(spec: TabletClusterSpec, role: Role) -> list[str]:
 
 
 def lease_flags(spec: TabletClusterSpec) -> list[str]:
-    """The flag for leases of leaders. There is none without leases, as images of release 0.1 do not know it."""
+    """The flag for leases of leaders. Empty without leases, because images of release 0.1 do not know it."""
     lease_ms = round(seconds(spec.leaderLease or "0s") * 1000)
     return ["--leader-lease-ms", str(lease_ms)] if lease_ms else []
 
@@ -175,7 +179,7 @@ def level_flags(spec: TabletClusterSpec) -> list[str]:
 
 
 def _asked(spec: TabletClusterSpec, role: Role) -> Json:
-    """The parts of a pod's spec that the user gave, under their names in a pod; empty ones are left out."""
+    """The parts of a pod's spec that the user gave, by their field names in a pod. Empty parts are left out."""
     part = part_of(spec, role)
     dumped: Json = {
         "imagePullSecrets": [secret.model_dump() for secret in spec.imagePullSecrets or ()],
@@ -210,9 +214,10 @@ def pod(
     *,
     parked: bool = False,
 ) -> Json:
-    """A member's pod. `masters`: names of master pods. `formation`: flags for an empty volume. `keeps_off`:
-    machines that it must not use. `fork_id`: the copy of the cluster's volumes to which it belongs. `parked`:
-    no disruption budget counts it."""
+    """The manifest of a member's pod. `masters`: names of master pods. `formation`: flags for an empty
+    volume. `keeps_off`: machines that it must not use. `fork_id`: the copy of the cluster's volumes to which
+    the member belongs. `parked`: no disruption budget counts the pod.
+    """
     role, port = member.role, naming.port_of(member.role)
     hosts = [naming.peer_host(cluster.name, cluster.namespace, m) for m in masters]
     if role == "node":
@@ -320,7 +325,7 @@ def pod(
 
 
 def _resources(resources: Resources | None) -> Json:
-    """Resources from the spec. Without a memory limit, the request is the limit."""
+    """Resources from the spec. If only a memory request is given, the limit equals it."""
     if resources is None:
         return {}
     requests, limits = dict(resources.requests or {}), dict(resources.limits or {})

@@ -51,7 +51,7 @@ Result = tuple[list[Action], list[Finding]]
 
 
 def plan_services(o: Observation, budgets: Sequence[Budget]) -> list[Action]:
-    """Create Services and disruption budgets, and restore them where they differ."""
+    """Create the Services and disruption budgets, and restore them where somebody changed them."""
     wanted: list[Json] = [
         manifests.peers_service(o.cluster),
         manifests.masters_service(o.cluster),
@@ -77,7 +77,9 @@ def plan_services(o: Observation, budgets: Sequence[Budget]) -> list[Action]:
 
 
 def _covers(there: Any, wanted: Any) -> bool:
-    """Whether `there` contains all of `wanted`. It may contain more, because the API server adds defaults."""
+    """Whether the present part `there` contains all of `wanted`. It may contain more, because the API server
+    adds defaults.
+    """
     if isinstance(wanted, dict):
         return isinstance(there, dict) and all(k in there and _covers(there[k], v) for k, v in wanted.items())
     if isinstance(wanted, list):
@@ -118,7 +120,9 @@ def plan_members(
 
 
 def _marks(everyone: Sequence[Member]) -> list[Action]:
-    """Label the pods of parked nodes. Their disruption budget then counts the others alone."""
+    """Label the pods of parked nodes, and unlabel those of others. A disruption budget counts only pods
+    without the label.
+    """
     found: list[Action] = []
     for m in everyone:
         pod = m.pod
@@ -138,7 +142,8 @@ def plan_stopping(
     o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, ...], role: Role, reason: str
 ) -> list[Action]:
     """Delete the pods of a role, and keep their claims. A pod is deleted by force only if its machine is no
-    longer part of Kubernetes. That a member is RETIRED is recorded on its claim before."""
+    longer part of Kubernetes. If a member is RETIRED, its claim records that first.
+    """
     of_pod = {m.pod.name: m for m in everyone if m.pod is not None}
     actions: list[Action] = []
     for pod in (p for p in o.pods if p.role == role):
@@ -159,12 +164,14 @@ def machine_removed(o: Observation, pod: Pod) -> bool:
 
 
 def stands_still(o: Observation, pod: Pod) -> bool:
-    """Whether a pod is deleted, and remains until its machine is back, because no kubelet can stop it."""
+    """Whether a pod is deleted but remains until its machine is back, because no kubelet can stop it now."""
     return pod.deleting and _gone(o, pod.machine)
 
 
 def _first_claims(o: Observation, spec: TabletClusterSpec, identity: Identity) -> list[Action]:
-    """The first masters' claims. Before the cluster has formed they hold nothing that could be lost."""
+    """Create the missing claims of the first masters. Before the cluster has formed, these claims hold
+    nothing that could be lost.
+    """
     if identity.formed:
         return []
     there = {c.name for c in o.claims}
@@ -260,8 +267,9 @@ def _stranded(o: Observation, claim: Claim, since_s: float) -> bool:
 
 
 def _waits_in_vain(o: Observation, pod: Pod, off: Sequence[str]) -> bool:
-    """Whether a pod without a machine has an outdated list of reserved machines. Only the masters know who
-    ran where."""
+    """Whether a waiting pod has an outdated list of machines reserved for others. Only the masters know who
+    ran where, so this is False while none leads.
+    """
     if pod.machine or not pod.unschedulable or o.catalog is None:
         return False
     left, free = set(off) - set(pod.keeps_off), set(pod.keeps_off) - set(off)
@@ -269,9 +277,9 @@ def _waits_in_vain(o: Observation, pod: Pod, off: Sequence[str]) -> bool:
 
 
 def _rests(o: Observation, pod: Pod) -> bool:
-    """Whether nothing of a pod runs: it has no machine, or its kubelet says so and could stop it.
+    """Whether nothing of a pod runs: it has no machine, or its kubelet says so and can stop it.
 
-    A pod that ended is kept if its last message may be the reason to give its node up.
+    False for an ended pod whose exit code may be the reason to give up its node.
     """
     if pod.running or pod.ready or pod.exit_code in naming.EXITS_OF_VOLUMES:
         return False
@@ -318,10 +326,10 @@ def _start(
 
 
 def _claim_changes(o: Observation, spec: TabletClusterSpec, claim: Claim, fork_id: str) -> list[Action]:
-    """One change in a pass: the fork id and uid, then the owner, then the size.
+    """The next change of a claim, at most one in a pass: the fork id and uid, then the owner, then the size.
 
     The owner comes before the size, because a size may be refused for good (no allowVolumeExpansion, a
-    quota). That must not decide whether the volume is deleted with the TabletCluster.
+    quota). Such a refusal must not decide whether the volume is deleted with the TabletCluster.
     """
     if not claim.noted(fork_id):
         notes = {naming.ANNOTATION_CLAIM_UID: claim.uid, naming.ANNOTATION_FORK_ID: fork_id}
@@ -355,8 +363,8 @@ def plan_retaining(
 ) -> tuple[Action, ...]:
     """Remove the owner from claims under Retain, so that the volumes outlive the TabletCluster.
 
-    This is the only change to a cluster that is paused, breaks a rule or is being deleted. In these cases too
-    Kubernetes deletes owned claims.
+    For a cluster that is paused or being deleted, or whose spec breaks a rule, this is the only change.
+    Kubernetes deletes owned claims in these cases too.
     """
     if spec.deletionPolicy is not DeletionPolicy.RETAIN:
         return ()
@@ -366,7 +374,7 @@ def plan_retaining(
 
 
 def _gone(o: Observation, machine: str) -> bool:
-    """Whether no kubelet on that machine can stop a pod."""
+    """Whether the machine is down or no longer part of Kubernetes, so that no kubelet can stop a pod there."""
     seen = o.machine(machine)
     return bool(machine) and o.machines is not None and (seen is None or not seen.ready)
 
@@ -374,8 +382,9 @@ def _gone(o: Observation, machine: str) -> bool:
 def _retired(
     o: Observation, spec: TabletClusterSpec, member: Member, claim: Claim, needing: diagnosis.Needing
 ) -> list[Action]:
-    """One step after the other: record RETIRED on the claim, delete the pod, release the claim, delete the
-    claim."""
+    """The next step for a retired member: record RETIRED on the claim, delete the pod, release the claim,
+    delete the claim.
+    """
     pod = member.pod
     if member.node is None:
         return []  # recorded before, and the masters cannot be asked now: start nothing, delete nothing
@@ -408,8 +417,9 @@ def _retired(
 
 
 def _registrations(catalog: Catalog, everyone: tuple[Member, ...]) -> list[Action]:
-    """Register members whose claims exist. Registration is for ever, so a member with a refused claim is
-    not registered."""
+    """Register members whose claims exist. A registration cannot be undone, so a member with a refused claim
+    is not registered.
+    """
     # First masters register themselves, without a name.
     registered = {n.node_id for n in catalog.view.nodes if catalog.names.get(n.node_id)}
     return [
@@ -422,7 +432,9 @@ def _registrations(catalog: Catalog, everyone: tuple[Member, ...]) -> list[Actio
 def _newcomers(
     o: Observation, spec: TabletClusterSpec, identity: Identity, everyone: tuple[Member, ...], masters: int
 ) -> list[Action]:
-    """Missing members: reserve their serials, then create their claims. The next pass registers them."""
+    """Create missing members: reserve their serials, then create their claims. The next pass registers the
+    members.
+    """
     fresh = iter(o.fresh_ids)
     wanted: dict[Role, int] = {"master": masters, "node": spec.nodes.replicas}
     there = {
@@ -452,10 +464,10 @@ def _newcomers(
 
 
 def _unused(o: Observation, identity: Identity, role: Role) -> list[int]:
-    """Serials that were reserved, but with which nothing was created. They are used first.
+    """Reserved serials with which nothing was created. They are used before new ones are reserved.
 
-    Otherwise each pass would reserve a new one while the API server refuses to create a claim. The catalog
-    keeps the names of all members that had a pod, so their serials are never used again.
+    Otherwise each pass would reserve a new serial while the API server refuses to create a claim. The catalog
+    keeps the names of all members that had a pod, so the serials in these names are never used again.
     """
     used = {m.name for m in identity.first_masters} | {c.name for c in o.claims} | {p.name for p in o.pods}
     used |= set(o.catalog.names.values()) if o.catalog is not None else set()

@@ -1,7 +1,8 @@
 """Names, labels and annotations. Imported by plan, observe and act.
 
 Invariants: a name with a serial is never used again. The label `stele.dev/cluster` is on all objects that the
-operator creates for a cluster, and on no others. Jobs have `stele.dev/errand` instead, so that no cluster takes their pods for its own.
+operator creates for a cluster, and on no others. Jobs have `stele.dev/errand` instead, so that no cluster
+takes their pods for its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from stele_operator.plan.observation import ROLES, Role
 LABEL_CLUSTER = f"{GROUP}/cluster"
 LABEL_ROLE = f"{GROUP}/role"
 LABEL_PARKED = f"{GROUP}/parked"
-"""On the pod of a parked node: the disruption budget does not count it, so it may be evicted, and no other instead."""
+"""On the pod of a parked node. The disruption budget does not count pods with this label. So this pod may be
+evicted, and no other pod in its place.
+"""
 LABEL_ERRAND = f"{GROUP}/errand"
 """On a Job of a backup or restore, and on its pods."""
 LABEL_SCHEDULE = f"{GROUP}/schedule"
@@ -27,13 +30,15 @@ ANNOTATION_FORMAT_ID = f"{GROUP}/format-id"
 ANNOTATION_RETIRED = f"{GROUP}/retired-at"
 ANNOTATION_RELEASED = f"{GROUP}/released-at"
 ANNOTATION_CLAIM_UID = f"{GROUP}/claim-uid"
-"""On a pod: the uid of its claim. On a claim: its own uid; on a copy of the claim the two differ."""
+"""On a pod: the uid of its claim. On a claim: its own uid. If a claim is copied, the copy carries the uid of
+the original, so the two differ.
+"""
 ANNOTATION_FORK_ID = f"{GROUP}/fork-id"
 ANNOTATION_HASH = f"{GROUP}/spec-hash"
 ANNOTATION_KEEPS_OFF = f"{GROUP}/keeps-off"
 ANNOTATION_DIGEST = f"{GROUP}/digest"
 ANNOTATION_PLAN = f"{GROUP}/plan"
-"""On a TabletCluster: changes of its spec about which somebody asks (answers.py)."""
+"""On a TabletCluster: changes of its spec whose effects somebody wants to know first (answers.py)."""
 FINALIZER_BACKUP = f"{GROUP}/backup-data"
 FINALIZER_TABLE = f"{GROUP}/table"
 
@@ -56,12 +61,12 @@ EXITS_OF_VOLUMES = (EXIT_VOLUME_EMPTY, EXIT_VOLUME_FOREIGN, EXIT_DISK_CORRUPT, E
 
 
 def member_name(cluster: str, role: Role, serial: int) -> str:
-    """Name of a member's pod and claim."""
+    """The name of a member's pod and claim."""
     return f"{cluster}-{role}-{serial}"
 
 
 def member_of(cluster: str, name: str) -> tuple[Role, int] | None:
-    """Role and serial of the member of this name; None if no member of the cluster can have it."""
+    """The role and serial in a member's name; None if no member of the cluster can have this name."""
     for role in ROLES:
         prefix = f"{cluster}-{role}-"
         if name.startswith(prefix) and name.removeprefix(prefix).isdecimal():
@@ -80,7 +85,7 @@ def peers_service(cluster: str) -> str:
 
 
 def masters_service(cluster: str) -> str:
-    """Name of the Service for clients: ready masters only."""
+    """Name of the Service for clients. It lists ready masters only."""
     return f"{cluster}-masters"
 
 
@@ -100,12 +105,12 @@ def port_of(role: Role) -> int:
 
 
 def peer_host(cluster: str, namespace: str, member: str) -> str:
-    """DNS name of a member, independent of where its pod runs."""
+    """DNS name of a member. It stays the same wherever the member's pod runs."""
     return f"{member}.{peers_service(cluster)}.{namespace}.svc"
 
 
 def labels(cluster: str, role: Role | None = None) -> dict[str, str]:
-    """Labels of an object of this cluster."""
+    """Labels of an object of this cluster. With `role`, also those of a member."""
     result = {LABEL_CLUSTER: cluster, LABEL_MANAGED: MANAGER}
     if role is not None:
         result[LABEL_ROLE] = role

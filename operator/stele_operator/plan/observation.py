@@ -1,8 +1,9 @@
 """What one pass observed, as immutable values. Made by observe from authoritative lists; read by everything
 in plan.
 
-Invariant: nothing comes from an earlier pass, except refused growth, and what saves work (`Catalog.steady`). Times
-are seconds since 1970 by the API server's clock (`Kube.now_s`), which also stamps objects.
+Invariant: nothing comes from an earlier pass, with two exceptions: refused growth of volumes, and
+`Catalog.steady`, which only saves work. Times are seconds since 1970 by the API server's clock
+(`Kube.now_s`), which also stamps objects.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class ClusterObject:
-    """The TabletCluster. `spec`: None if it breaks a rule; `faults` says which. `unknown`: fields that
-    this operator does not know."""
+    """The TabletCluster. `spec`: None if it breaks a rule; then `faults` says which. `unknown`: fields that
+    this operator does not know.
+    """
 
     namespace: str
     name: str
@@ -56,8 +58,9 @@ class ClusterObject:
 
 @dataclass(frozen=True, slots=True)
 class GroupObject:
-    """A TabletGroup that names this cluster. `created`: its creation time as text, which decides between
-    rivals. `spec`, `faults` and `unknown`: as in ClusterObject."""
+    """A TabletGroup that names this cluster. `created`: its creation time as text; of two TabletGroups for
+    one table, the older one makes it. `spec`, `faults` and `unknown`: as in ClusterObject.
+    """
 
     name: str
     uid: str
@@ -77,12 +80,14 @@ class GroupObject:
 
     @property
     def table_name(self) -> str:
-        """The name of its table."""
+        """The name of the TabletGroup's table."""
         return (self.spec.tableName if self.spec else None) or self.name
 
     @property
     def own_table_id(self) -> str:
-        """The id of a table that it creates: its own uid, so that a repeated create makes one table."""
+        """The id of a table that the TabletGroup creates. It is the group's own uid, so repeated creates make
+        one table.
+        """
         return self.uid.replace("-", "").lower()
 
 
@@ -96,14 +101,15 @@ class FirstMaster:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The ConfigMap `<cluster>-identity`. `formed`: from each first master's UUID to its format id; empty:
-    not formed.
+    """The ConfigMap `<cluster>-identity`. `formed`: from each first master's UUID to its format id; empty if
+    the cluster has not formed.
 
-    `first_serial`: for each role, the first serial known to be reserved by this cluster and not by an earlier
-    one of this name. `fork_id`: which copy of its volumes this is; "": the original. `asleep`: it was put to
-    sleep, and not all members are back since (hibernation.py). `waking_s`: when the pods of all members had been
-    asked for while it wakes; 0: not yet. `masters`: how many masters hold the catalog at least, so that a loss
-    of their volumes is known while none leads (counting.py). 0: as many as formed it.
+    `first_serial`: for each role, the first serial that this cluster reserved, after those of an earlier
+    cluster of this name. `fork_id`: which copy of its volumes this cluster is; "" if it is the original.
+    `asleep`: the cluster was put to sleep, and not all members are back since (hibernation.py). `waking_s`:
+    while it wakes, when the pods of all members had been asked for; 0 if they have not. `masters`: the least
+    number of masters that hold the catalog; 0 means as many as formed it. It shows a loss of their volumes
+    while no master leads (counting.py).
     """
 
     resource_version: str
@@ -133,8 +139,9 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A PersistentVolumeClaim of this cluster. `node_id` and `cluster_id`: "" if it does not say.
-    `selected_machine`: where the scheduler wants its volume."""
+    """A PersistentVolumeClaim of this cluster. `node_id` and `cluster_id`: "" if the claim does not name
+    them. `selected_machine`: where the scheduler wants its volume.
+    """
 
     name: str
     uid: str
@@ -153,32 +160,32 @@ class Claim:
     format_id: str = ""
     released_s: float | None = None
     owner_uid: str = ""
-    """The uid of the TabletCluster that owns it."""
+    """The uid of the TabletCluster that owns the claim."""
     labelled: bool = True
-    """Whether it has its labels, by which lists find it."""
+    """Whether the claim has the labels by which lists find it."""
     identified: bool = True
-    """Whether it carries the identity of its node."""
+    """Whether the claim carries the identity of its node."""
     retired: bool = False
-    """Whether it records that its node is RETIRED, for times when no master leads."""
+    """Whether the claim records that its node is RETIRED. This counts while no master leads."""
     noted_uid: str = ""
-    """The claim uid in its annotations; "": an older operator wrote them without it."""
+    """The claim uid in the claim's own annotations; "" if an older operator made the claim, which noted none."""
     fork_id: str = ""
     from_source: bool = False
-    """Whether its volume was filled from a snapshot or another claim, which the operator never asks for."""
+    """Whether the volume was filled from a snapshot or another claim. The operator never asks for that."""
 
     @property
     def copied(self) -> bool:
-        """Whether it is a copy of another claim: restored elsewhere, or made from a snapshot or a clone."""
+        """Whether the claim is a copy of another: restored elsewhere, or made from a snapshot or a clone."""
         return self.noted_uid != self.uid if self.noted_uid else self.from_source
 
     def noted(self, fork_id: str) -> bool:
-        """Whether it records all that is needed to restore a lost identity."""
+        """Whether the claim records all that is needed to restore a lost identity."""
         return self.noted_uid == self.uid and self.fork_id == fork_id
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod of this cluster. `exit_code`: of the container's last end; None if it never ended."""
+    """A pod of this cluster. `exit_code`: of its container's last end; None if the container never ended."""
 
     name: str
     uid: str
@@ -234,7 +241,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class MasterReport:
-    """A master's own answer about itself."""
+    """What a master answered about itself."""
 
     node_id: str
     cluster_id: str
@@ -254,7 +261,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TableRanges:
-    """The ranges of a table: [start, end) of each, as encoded keys of `columns`; b"" means unbounded."""
+    """The ranges of a table, each from a start up to an end that it does not include. Both are encoded keys
+    of `columns`; b"" means unbounded.
+    """
 
     columns: tuple[str, ...]
     covered: tuple[tuple[bytes, bytes], ...]
@@ -262,8 +271,10 @@ class TableRanges:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table in the catalog. `hash`: columns and buckets of each level. `range`: None if it has no ranges.
-    `replication_factor_before`: the one before its last change; 0 if it was never changed."""
+    """A table in the catalog. `hash`: the columns and number of buckets of each hash level. `range`: None if
+    the table has no ranges. `replication_factor_before`: the factor before the last change; 0 if it never
+    changed.
+    """
 
     table_id: str
     name: str
@@ -278,29 +289,33 @@ class Table:
     owner: str = ""
     comment: str = ""
     history_ms: int = 0
-    """How long old versions of rows are kept; 0: the default."""
+    """How long old versions of rows are kept, in ms; 0 means the default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
     """The leading master's answer. `formed_nodes`: UUIDs of nodes that were once seen with a formatted
-    volume. `names`: pod names by the UUIDs of their nodes; a registered node may have none."""
+    volume. `names`: pod names by node UUID; a registered node may have none.
+    """
 
     view: ClusterView
     tables: tuple[Table, ...] = ()
     formed_nodes: frozenset[str] = frozenset()
     names: dict[str, str] = field(default_factory=dict)
     standing: StandingPolicy | None = None
-    """The policy in force while no driver is heard; None: masters of an earlier version keep none."""
+    """The policy in force while no driver is heard. None: these masters are of an earlier version that keeps
+    no policy.
+    """
     finalized: int = 1
     """The finalized cluster version."""
     readable: int = 1
-    """The newest cluster version that all members read."""
+    """The newest cluster version whose formats all members can read."""
     lagging: dict[str, int] = field(default_factory=dict)
-    """By label: the version that a member reads, for members that do not read the newest one."""
+    """Members that cannot read the newest version: from a label of the member to the version that it reads."""
     steady: Steady = field(default_factory=Steady, repr=False, compare=False)
-    """Which tablets need no look. Made from this view, or from an earlier one that `unwell` brings up to
-    date."""
+    """Which tablets are certainly well and need no look. Made from this view, or from an earlier one; then
+    `unwell` brings it up to date.
+    """
     _by_id: Mapping[str, Table] = field(init=False, repr=False, compare=False)
     _by_name: Mapping[str, Table] = field(init=False, repr=False, compare=False)
 
@@ -313,7 +328,9 @@ class Catalog:
         return self._by_id.get(table_id)
 
     def is_dropped(self, tablet: TabletView) -> bool:
-        """Whether a tablet is of a table that was dropped and can be recalled. Such a table is in no list."""
+        """Whether the tablet's table was dropped and can still be recalled. `tables` does not list dropped
+        tables.
+        """
         return tablet.tablet_id != CATALOG_TABLET_ID and tablet.table_id not in self._by_id
 
     def table_named(self, name: str) -> Table | None:
@@ -323,8 +340,9 @@ class Catalog:
 
 @dataclass(frozen=True, slots=True)
 class Existing:
-    """The parts of an existing Service or PodDisruptionBudget that the operator compares. `digest`: of the
-    spec that the operator wrote last. `spec`: the present one, with additions of the API server."""
+    """What the operator compares of an existing Service or PodDisruptionBudget. `digest`: a hash of the spec
+    that the operator wrote last. `spec`: the present one, with additions of the API server.
+    """
 
     kind: str
     name: str
@@ -337,8 +355,9 @@ class Existing:
 
 @dataclass(frozen=True, slots=True)
 class RefusedGrowth:
-    """The API server refused to let a claim grow to `size`; `why` has its message. Not tried again before
-    `again_s`."""
+    """The API server refused to let a claim grow to `size`. `why` has its message. The operator does not try
+    again before `again_s`.
+    """
 
     size: str
     why: str
@@ -348,8 +367,9 @@ class RefusedGrowth:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Everything that one pass observed. `machines`: None if the operator may not read them. `catalog`:
-    None if no leader answered."""
+    """Everything that one pass observed. `machines`: None if the operator may not read them. `catalog`: None
+    if no leading master answered.
+    """
 
     now_s: float
     cluster: ClusterObject

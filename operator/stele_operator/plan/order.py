@@ -1,8 +1,8 @@
 """Dependencies between the actions of a pass. Called by act; pure.
 
-A failed action blocks only the actions that depend on it. A refused registration keeps one pod from starting,
-but no other pod, and no volume from growing. Invariant: a blocked action blocks in turn the actions that
-depend on it.
+A failed action blocks only the actions that depend on it. For example, a refused registration keeps one pod
+from starting, but no other pod, and no volume from growing. Invariant: a blocked action blocks in turn the
+actions that depend on it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _held_by_finalizer(group: str) -> str:
 
 
 def grants(action: Action) -> str:
-    """The condition that the action establishes for others; "": none."""
+    """The condition that the action establishes for other actions; "" if none."""
     match action:
         case ReplaceIdentity():
             return _SERIALS
@@ -87,7 +87,7 @@ def needs(action: Action) -> tuple[str, ...]:
 
 
 def identity(action: Action) -> tuple[str, ...]:
-    """Identifies the same action in later passes."""
+    """A key that is the same for the same action in later passes."""
     kind = type(action).__name__
     match action:
         case CreateObject() | PatchObject() | DeleteObject():
@@ -122,13 +122,13 @@ class Failure(Protocol):
 
 
 class Held:
-    """The failures so far in a pass."""
+    """The failures of a pass so far. They hold back the actions that depend on the failed ones."""
 
     def __init__(self) -> None:
         self._missing: dict[str, str] = {}
 
     def why(self, action: Action) -> str:
-        """Why the action must wait, in words; "": it need not."""
+        """Why the action must wait, in words; "" if it need not."""
         for need in needs(action):
             if need in self._missing:
                 return f"waits until {need}: {self._missing[need]}"

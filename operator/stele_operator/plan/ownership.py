@@ -1,12 +1,13 @@
 """Finds the node of a claim whose labels or annotations somebody changed. Called by cluster_plan; pure.
 
-Names of members are never used again, so each name belongs to one node. The catalog says which; before there is
-a catalog, the identity (`Identity`) does. The name alone proves nothing: somebody else may have created a claim
-of that name. So the claim's pod must have been created for this very claim, or its remaining metadata must say
-that it is ours. If the volume is another node's nevertheless, the node refuses it.
+Names of members are never used again, so each name belongs to one node. The catalog says which. Before there
+is a catalog, the identity (`Identity`) does. The name alone proves nothing, because somebody else may have
+created a claim of that name. So there must be a second proof: the pod was created for this very claim, or the
+claim's remaining metadata names this cluster. If the volume belongs to another node nevertheless, the node
+refuses it.
 
-Invariant: the node that a claim names has precedence, if the claim's name is on record for that node. A claim that
-nothing proves ours is left alone.
+Invariant: the node that a claim names has precedence, if the claim's name is on record for that node. A claim
+without such proof is left alone.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from stele_operator.plan.observation import Claim, Observation
 
 
 def with_owners(o: Observation) -> Observation:
-    """The observation with the identities of claims restored. Claims whose node cannot be determined are
-    left out."""
+    """The observation, with the identities of its claims restored. Claims whose node cannot be determined are
+    left out.
+    """
     claims = (_as_made(o, claim) for claim in o.claims)
     return replace(o, claims=tuple(c for c in claims if c.node_id))
 
@@ -32,7 +34,7 @@ def _as_made(o: Observation, claim: Claim) -> Claim:
 
 
 def _node_of(o: Observation, claim: Claim, cluster_id: str) -> str:
-    """The node of this cluster for which the claim was created; "" if that is not certain."""
+    """The id of the node for which the claim was created; "" if that is not certain."""
     recorded = _recorded(o, claim.name)
     pod = o.pod(claim.name)
     if claim.node_id in recorded:
@@ -46,7 +48,9 @@ def _node_of(o: Observation, claim: Claim, cluster_id: str) -> str:
 
 
 def _recorded(o: Observation, name: str) -> set[str]:
-    """Nodes registered under this name. Normally one at most; more if a changed claim was once believed."""
+    """Ids of the nodes registered under this name. Normally there is at most one. There are more if the
+    operator once believed a changed claim.
+    """
     found = (
         {m.node_id for m in o.identity.first_masters if m.name == name} if o.identity is not None else set()
     )

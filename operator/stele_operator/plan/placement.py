@@ -20,22 +20,23 @@ _WHOLE = re.compile("-?[0-9]{1,18}")
 
 
 def zone_faults(o: Observation, spec: TabletClusterSpec) -> tuple[str, ...]:
-    """Zones of the spec without any machine; empty if machines cannot be read."""
+    """A text for each zone of the spec without any machine; empty if machines cannot be read."""
     if o.machines is None:
         return ()
     known = sorted({m.zone for m in o.machines if m.zone})
     return tuple(
-        f"zones names {zone}, but no machine is in that zone; known zones: {', '.join(known) or 'none'}"
+        f"zones names {zone}, but no machine is in that zone; add a machine there, or correct zones. Known zones: {', '.join(known) or 'none'}"
         for zone in spec.zones
         if zone not in known
     )
 
 
 def selector_faults(o: Observation, spec: TabletClusterSpec) -> tuple[str, ...]:
-    """Roles whose nodeSelector and affinity match no machine, or none in a zone of the spec.
+    """A text for each role whose nodeSelector and affinity match no machine, or no machine in a zone of the
+    spec.
 
-    Empty if machines cannot be read. Machines that are down count, and taints are ignored, because others may
-    add tolerations to pods.
+    Empty if machines cannot be read. Machines that are down count. Taints are ignored, because admission
+    webhooks may add tolerations to pods.
     """
     if o.machines is None:
         return ()
@@ -45,10 +46,10 @@ def selector_faults(o: Observation, spec: TabletClusterSpec) -> tuple[str, ...]:
         there = {m.zone for m in o.machines if selects(spec, role, m)}
         known = {m.zone for m in o.machines}
         if asked and not there:
-            faults.append(f"{asked}, which no machine matches")
+            faults.append(f"{asked}, which no machine matches; label machines, or correct the spec")
         elif asked:
             faults += [
-                f"{asked}, which no machine in zone {zone} matches"
+                f"{asked}, which no machine in zone {zone} matches; label machines there, or correct the spec"
                 for zone in spec.zones
                 if zone in known - there
             ]
@@ -56,7 +57,7 @@ def selector_faults(o: Observation, spec: TabletClusterSpec) -> tuple[str, ...]:
 
 
 def _asked(spec: TabletClusterSpec, role: Role) -> str:
-    """The machines that a role asks for, and by which fields; "" if any will do."""
+    """In words, which machines a role asks for, and by which fields; "" if any machine will do."""
     part, fields, wanted = part_of(spec, role), [], []
     if part.nodeSelector:
         fields.append(f"{role}s.nodeSelector")
@@ -79,7 +80,9 @@ def _in_words(term: NodeTerm) -> str:
 def misplaced(
     o: Observation, spec: TabletClusterSpec, everyone: Iterable[Member]
 ) -> tuple[tuple[str, str], ...]:
-    """Members on machines that the present spec would not choose: name, and where it is. They are not moved."""
+    """Members on machines that the present spec would not choose. Each with its name and a text that says
+    where it is. They are not moved.
+    """
     faults = []
     first_on: dict[tuple[Role, str], str] = {}
     for member in everyone:
@@ -110,11 +113,11 @@ def choose_zones(
     staying: Iterable[Claim],
     everyone: Collection[Member],
 ) -> list[str]:
-    """A zone for each of `count` new members; "" for each if the spec names none.
+    """A zone for each of `count` new members; "" for each if the spec names no zones.
 
-    `staying`: claims of the members that they join. A member that is being retired holds no zone; otherwise
-    its replacement would go to a zone that has a member already. A machine to which one of `everyone` may
-    return does not count as room (`keeps_off`).
+    `staying`: claims of the members that stay. A member that is being retired holds no zone; otherwise its
+    replacement would go to a zone that already has a member. A machine to which one of `everyone` may return
+    offers no room (`keeps_off`).
     """
     if not spec.zones:
         return [""] * count
@@ -137,7 +140,7 @@ def choose_zones(
 def _room(
     o: Observation, spec: TabletClusterSpec, role: Role, everyone: Collection[Member]
 ) -> dict[str, int] | None:
-    """Live machines per zone that could take a member of the role; None if machines cannot be read."""
+    """How many members of the role the live machines of each zone can take; None if machines cannot be read."""
     if o.machines is None:
         return None
     alone = never_share(spec, role)
@@ -172,15 +175,16 @@ def _leaves_out(part: Masters | Nodes, machine: Machine) -> str:
 
 
 def _terms(part: Masters | Nodes) -> list[NodeTerm]:
-    """Terms of which a machine must match one; empty if any machine will do."""
+    """The affinity terms, of which a machine must match one; empty if any machine will do."""
     nodes = part.affinity.nodeAffinity if part.affinity is not None else None
     required = nodes.requiredDuringSchedulingIgnoredDuringExecution if nodes is not None else None
     return required.nodeSelectorTerms if required is not None else []
 
 
 def _meets(machine: Machine, term: NodeTerm) -> bool:
-    """Whether the machine matches a term, as Kubernetes' scheduler decides it: an empty term matches no
-    machine."""
+    """Whether the machine matches a term as Kubernetes' scheduler decides it. An empty term matches no
+    machine.
+    """
     labels, fields = term.matchExpressions or (), term.matchFields or ()
     named = ((machine.name in r.values) is (r.operator is FieldOperator.IN) for r in fields)
     return bool(labels or fields) and all(_holds(r, machine.labels) for r in labels) and all(named)
@@ -229,10 +233,10 @@ def never_share(spec: TabletClusterSpec, role: Role) -> bool:
 def keeps_off(
     o: Observation, spec: TabletClusterSpec, member: Member, everyone: Iterable[Member]
 ) -> tuple[str, ...]:
-    """Names of machines that are reserved for other members of its role. None for a member that ran before.
+    """Names of machines that are reserved for other members of its role. Empty for a member that ran before.
 
-    A waiting pod gets a machine the moment that another member's pod is deleted, before that pod is created
-    again. But the other member's volume may be usable only on that machine.
+    Without this, a waiting pod would get a machine the moment that another member's pod there is deleted,
+    before that pod is created again. But the other member's volume may be usable only on that machine.
     """
     if not never_share(spec, member.role) or member.claim is None or _may_have_run(o, member, member.claim):
         return ()
@@ -242,7 +246,8 @@ def keeps_off(
 
 def _may_have_run(o: Observation, member: Member, claim: Claim) -> bool:
     """Whether the member may have run. The masters know for certain; while they cannot be asked, a bound
-    volume counts."""
+    volume counts as proof.
+    """
     return member.formed or (o.catalog is None and claim.phase == "Bound")
 
 

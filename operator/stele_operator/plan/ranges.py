@@ -1,9 +1,9 @@
-"""Range partitions of TabletGroups: what their bounds mean, and the steps that give a table those that are asked
-for. Called by rules and masters; pure.
+"""Range partitions of TabletGroups: what their bounds mean, and the steps that bring a table to the ranges of
+its TabletGroup. Called by rules and masters; pure.
 
-Invariants: a range is dropped only with allowRangeDrop. Ranges are the same only if both bounds are. A bound
-with a fault raises Rejected, whatever its text is: one TabletGroup must not end the pass of its cluster. The module
-that encodes keys is imported only once a table has ranges: with its libraries it takes 50 MB.
+Invariants: a range is dropped only with allowRangeDrop. Two ranges are the same only if both bounds are. A
+bad bound raises only Rejected, whatever its text is: one TabletGroup must not end the pass of its cluster.
+The module that encodes keys is imported only once a table has ranges, because its libraries take 50 MB.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 _SAID_MAX = 40
 _KEPT = 8_192
-"""How many bounds' keys are kept, since each pass needs them again: a thousand ranges take 0.2 s to
-encode."""
+"""How many encoded bounds are kept, since each pass needs them again. To encode a thousand ranges takes 0.2
+s.
+"""
 
 
 def range_columns(spec: TabletGroupSpec) -> tuple[str, ...]:
@@ -44,7 +45,7 @@ def range_columns(spec: TabletGroupSpec) -> tuple[str, ...]:
 
 
 def range_faults(spec: TabletGroupSpec) -> list[str]:
-    """What is wrong with the ranges of a TabletGroup whose columns are right."""
+    """What is wrong with the ranges of a TabletGroup; empty if nothing is. The columns must be valid."""
     if spec.partitioning.range is None:
         return []
     columns, faults = _columns(spec), []
@@ -68,10 +69,10 @@ def range_faults(spec: TabletGroupSpec) -> list[str]:
 
 
 def ranges_of(spec: TabletGroupSpec, ids: Mapping[str, int]) -> RangePartition | None:
-    """The ranges of a new table, with the ids of its columns; None if it has none.
+    """The ranges of a new table, with the ids of its columns; None if it has no ranges.
 
     Raises:
-        Rejected: as `range_faults` says.
+        Rejected: a bound has one of the faults that `range_faults` reports.
     """
     if spec.partitioning.range is None:
         return None
@@ -81,7 +82,7 @@ def ranges_of(spec: TabletGroupSpec, ids: Mapping[str, int]) -> RangePartition |
 
 
 def table_ranges(spec: TabletGroupSpec) -> TableRanges | None:
-    """The ranges of a table as its TabletGroup asks for them; None if it has none."""
+    """The ranges that the TabletGroup asks for its table; None if it asks for none."""
     if spec.partitioning.range is None:
         return None
     columns = _columns(spec)
@@ -98,7 +99,7 @@ def tablets_of(spec: TabletGroupSpec) -> int:
 def range_steps(spec: TabletGroupSpec, table: Table) -> tuple[tuple[RangeStep, ...], tuple[str, ...]]:
     """The changes that give a table the ranges of its TabletGroup, and why others cannot be made.
 
-    Both have the same range columns.
+    The table and the TabletGroup must have the same range columns.
     """
     if spec.partitioning.range is None or table.range is None:
         return (), ()
@@ -109,7 +110,7 @@ def range_steps(spec: TabletGroupSpec, table: Table) -> tuple[tuple[RangeStep, .
     if left and not spec.allowRangeDrop:
         return (), tuple(
             f"the table has a range {_shown(bounds, columns)} that the TabletGroup lacks; set allowRangeDrop to drop it "
-            "with all rows, or put it back"
+            "with all rows, or put the range back into the TabletGroup"
             for bounds in left
         )
     return (*(DropRange(*bounds) for bounds in left), *(AddRange(*bounds) for bounds in added)), ()
@@ -151,7 +152,7 @@ def _cut(text: str) -> str:
 
 
 def _shown(bounds: Bounds, columns: Sequence[Column]) -> str:
-    """The range of a table, as `stele table describe` shows it."""
+    """A range of a table, as `stele table describe` shows it."""
     return "..".join(_shown_key(key, columns) if key else "" for key in bounds)
 
 

@@ -1,5 +1,5 @@
-"""Foretells what a new spec would do: runs the plan and the driver's planner on a simulated cluster, to the end.
-Called by preview and reconcile; pure.
+"""Foretells what a new spec would do: runs the plan and the driver's planner on a simulated cluster, to the
+end. Called by preview and reconcile; pure.
 
 Invariant: every event is an action of `make_plan` or a step of the driver's `plan`. No rule is repeated here.
 """
@@ -56,25 +56,25 @@ from stele_operator.plan.status import restart_pending
 
 _ROUNDS_MAX = 1_000
 _WORK_MAX = 3_000_000
-"""The most tablets that a rehearsal looks at, over all its rounds."""
+"""How many tablets a rehearsal looks at, over all its rounds, before it gives up."""
 _VERSION_WAITS = "VersionWaits"
 """The reason of a finding that counts as a note: a rehearsal does not know which versions a new image reads."""
 _UNMET = (Kind.STALLED, Kind.DEGRADED, Kind.NOT_READY, Kind.RECONCILING)
 
 
 def never() -> bool:
-    """The answer of a caller that waits to the end."""
+    """The default of `stop`: the caller waits until the rehearsal ends."""
     return False
 
 
 def foretell(
     before: Observation, after: Observation, catalog: Catalog, stop: Callable[[], bool] = never
 ) -> Foretold:
-    """What happens from now on if the specs of `after` replace those of `before`.
+    """Foretell what happens from now on if the specs of `after` replace those of `before`.
 
-    `before` and `after`: the same observation, with two valid versions of the specs. `catalog`: that of both.
-    Changes of tablets that are under way count as done. `stop`: asked before each round; true if nobody waits
-    for the answer any more.
+    `before` and `after`: the same observation, with two valid versions of the specs. `catalog`: the catalog
+    of both. Changes of tablets that are under way count as done. `stop`: asked before each round; it returns
+    True if nobody waits for the answer any more.
     """
     catalog = replace(catalog, view=settled(catalog.view))
     run = _Rehearsal(after, catalog).run(stop)
@@ -95,8 +95,10 @@ def foretell(
 
 
 class _Rehearsal:
-    """One run. Afterwards it has the events in their order, and what is not reached. `heals`, `moves`: the bytes
-    of copies; moves may use half of the slots only."""
+    """One run on the simulated cluster. Afterwards it has the events in order, and what is not reached.
+    `heals` and `moves`: the bytes of the copies. Both kinds are kept apart, because moves may use only half
+    of the slots.
+    """
 
     def __init__(self, o: Observation, catalog: Catalog) -> None:
         self.stage = Stage(o, catalog)
@@ -114,7 +116,9 @@ class _Rehearsal:
         self._judged: tuple[ClusterView, list[Situation]] | None = None
 
     def run(self, stop: Callable[[], bool]) -> _Rehearsal:
-        """Plan and carry out, until nothing is left to do."""
+        """Plan and carry out, round by round, until nothing is left to do, nothing changes, or `stop` says
+        so.
+        """
         rounds = max(50, min(_ROUNDS_MAX, _WORK_MAX // max(1, len(self.stage.view.tablets))))
         blocked: list[Blocked] = []
         planned: tuple[ClusterView, Policy] | None = None
@@ -265,7 +269,7 @@ class _Rehearsal:
     # -- the end
 
     def _place(self) -> None:
-        """Name the machines that new members got."""
+        """Add to the events the zones and machines that new members got."""
         zones = {c.name: c.zone for c in self.stage.observe().claims}
         for number, event in enumerate(self.events):
             if isinstance(event, NewMember):
@@ -284,19 +288,23 @@ class _Rehearsal:
         ]
 
     def _is_made(self, finding: Finding) -> bool:
-        """Whether it is about a table that is created in the rehearsal, whose tablets are not simulated."""
+        """Whether the finding is about a table that is created in the rehearsal. Tablets of such tables are
+        not simulated.
+        """
         return finding.group in self._new_tables and finding.kind is Kind.NOT_READY
 
 
 def _by_hand(o: Observation, plan: Plan) -> list[str]:
-    """Pods that nobody makes again from the new spec, since they are not rolled."""
+    """A note about pods with an older spec that are not rolled, so a person must delete them."""
     waits = plan.policy is None or any(f.reason in ROLL for f in plan.findings)
     stale = () if waits else restart_pending(o)
     return [f"these pods keep an older spec until somebody deletes them: {named(stale)}"] if stale else []
 
 
 def _is_note(finding: Finding) -> bool:
-    """Whether the finding only says that somebody asked for no more to be done, or what new images must read."""
+    """Whether the finding only says that the cluster rests as somebody asked, or that new images must read a
+    version.
+    """
     known = finding.reason in (*RESTING, _VERSION_WAITS)
     return finding.kind is Kind.RECONCILING and not finding.group and known
 
@@ -308,7 +316,7 @@ def _same(planned: tuple[ClusterView, Policy], view: ClusterView, policy: Policy
 
 
 def _blocked(steps: Sequence[Blocked]) -> list[Unmet]:
-    """Tablets that cannot be changed as they should be, by the code of the reason."""
+    """Tablets whose planned change is blocked, counted by the code of the reason."""
     by_code: dict[str, list[Blocked]] = {}
     for step in steps:
         by_code.setdefault(step.code, []).append(step)
@@ -319,7 +327,7 @@ def _blocked(steps: Sequence[Blocked]) -> list[Unmet]:
 
 
 def _weaker(before: ClusterView, after: ClusterView, policy: Policy) -> list[str]:
-    """Tables with tablets that cannot lose a voter at the end, but can now."""
+    """A text for each table with tablets that can lose a voter now, but not at the end."""
     spare = {s.tablet.tablet_id: s.spare for s in judge_all(before, policy)}
     count: dict[str, int] = {}
     for s in judge_all(after, policy):
@@ -342,7 +350,9 @@ def _copying_s(run: _Rehearsal) -> float | None:
 
 
 def _restarting_s(o: Observation, events: Sequence[Event]) -> float | None:
-    """About the time of all restarts: by the time that the pods which run now took to become ready."""
+    """About how many seconds all restarts take, from the time that running pods took to become ready; None if
+    unknown.
+    """
     took = [
         p.unready_since_s - p.created_s for p in o.pods if p.ready and not p.restarts and p.unready_since_s
     ]

@@ -1,13 +1,15 @@
-"""Gives running pods what the spec asks for now: image, resources, fields of pods. It makes one pod again at
-a time, or as many nodes as `spec.budget.maxUnavailable` allows. Called by cluster_plan; pure.
+"""Rolls pods: gives running pods what the spec asks for now, such as image, resources and fields of pods. It
+makes one pod again at a time, or as many nodes as `spec.budget.maxUnavailable` allows. Called by
+cluster_plan; pure.
 
-A pod is deleted, and made again on its volume from the present spec (member_objects). A node that ends hands its
-leaders over first.
+A pod is deleted, and made again on its volume from the present spec (member_objects). A node that ends hands
+its leaders over first.
 
 Invariants: no pod is deleted while another member is not ready, a tablet could not lose a voter, or tablets
-change. Only nodes that are away by our own doing may have others beside them (together.py). So heals go first, and
-a roll stops at the first pod that does not come back. Masters come before nodes, the leading master last of them.
-A member that could not be placed again where its volume is keeps its pod.
+change. One exception: nodes that are away only because the operator rolls or parks them may have others
+beside them (together.py). So heals go first, and a roll stops at the first pod that does not come back.
+Masters come before nodes, the leading master last of them. A member that could not be placed again where its
+volume is keeps its pod.
 """
 
 from __future__ import annotations
@@ -27,22 +29,23 @@ from stele_operator.plan.observation import ROLES, Observation, Pod
 from stele_operator.plan.placement import misplaced
 
 STOPPED_AFTER_S = 300.0
-"""How long a running pod may be not ready before the roll stops. For one that cannot run it is
-START_PATIENCE_S."""
+"""Seconds that a running pod may be not ready before the roll stops. If the pod cannot run, START_PATIENCE_S
+applies.
+"""
 
 
 def outdated(o: Observation, spec: TabletClusterSpec, pod: Pod) -> bool:
-    """Whether the pod was made from another spec than the present one."""
+    """Whether the pod was made from a spec other than the present one."""
     return pod.spec_hash != manifests.spec_hash(spec, pod.role, spec.image or o.default_image)
 
 
 def wants_roll(o: Observation, spec: TabletClusterSpec, everyone: Sequence[Member]) -> bool:
-    """Whether there are pods to make anew, now or later."""
+    """Whether any pods are to be made again, now or later."""
     return bool(_old(o, spec, everyone))
 
 
 def _old(o: Observation, spec: TabletClusterSpec, everyone: Sequence[Member]) -> list[Member]:
-    """Members whose pods are to be made anew."""
+    """Members whose pods are to be made again."""
     if spec.updateStrategy is UpdateStrategy.ON_DELETE or o.catalog is None:
         return []
     stays = {name for name, _ in misplaced(o, spec, everyone)}
@@ -54,7 +57,9 @@ def _old(o: Observation, spec: TabletClusterSpec, everyone: Sequence[Member]) ->
 def plan_roll(
     o: Observation, spec: TabletClusterSpec, everyone: Sequence[Member], *, hold: str = ""
 ) -> tuple[list[Action], list[Finding]]:
-    """The next pod to make anew, if it may go now, and how far the roll is. `hold`: why none that runs may go now."""
+    """Delete the next pod to make again, if it may go now, and report how far the roll is. `hold`: why no
+    running pod may go now; "" if one may.
+    """
     old = _old(o, spec, everyone)
     if not old:
         return [], []
@@ -65,7 +70,7 @@ def plan_roll(
     if (broken := _broken(o, old)) is not None:
         return [_roll(broken, f"it is not ready, and its spec is an older one ({far})")], []
     if (why := _stopped(o, spec, members)) is not None:
-        message = f"{far}, and the roll stops: {why}. Correct the spec, or set it back: that pod is made again first"
+        message = f"{far}, and the roll stops: {why}. Correct the spec, or set it back; the operator then makes that pod again first"
         return [], [Finding(Kind.STALLED, "RollStopped", message)]
     order = _in_order(o, old)
     chosen, why = order[0], hold or _waits_for(o, members)
@@ -88,8 +93,9 @@ def _roll(member: Member, why: str) -> RollPod:
 
 
 def _broken(o: Observation, old: Sequence[Member]) -> Member | None:
-    """A pod with an older spec that the masters do not hear and that has not been ready for long. Nothing is
-    lost when it is deleted."""
+    """A member whose pod has an older spec, is unheard by the masters, and has not been ready for long; None
+    if there is none. Nothing is lost when this pod is deleted.
+    """
     for m in old:
         if m.pod is None or m.pod.ready or m.pod.exit_code in naming.EXITS_OF_VOLUMES:
             continue
@@ -106,7 +112,7 @@ def _broken(o: Observation, old: Sequence[Member]) -> Member | None:
 
 
 def _stopped(o: Observation, spec: TabletClusterSpec, members: Sequence[Member]) -> str | None:
-    """Why a pod with the present spec does not come back. None if each has come back, or still may."""
+    """Why a pod with the present spec does not come back; None if each is back, or may still come back."""
     for m in members:
         if m.pod is None or m.pod.ready or m.pod.deleting or outdated(o, spec, m.pod):
             continue
@@ -119,7 +125,7 @@ def _stopped(o: Observation, spec: TabletClusterSpec, members: Sequence[Member])
 
 
 def _waits_for(o: Observation, members: Sequence[Member]) -> str:
-    """Why no pod may be deleted now; "" if one may."""
+    """Why no pod may be deleted now; "" if one may be."""
     away = [m.name for m in members if together.is_away(o, m)]
     if away:
         return f"{some(away)} must be ready first, and no member may be parked or leaving"
@@ -135,7 +141,7 @@ def _waits_for(o: Observation, members: Sequence[Member]) -> str:
 def _beside(
     o: Observation, spec: TabletClusterSpec, members: Sequence[Member], order: Sequence[Member]
 ) -> Member | None:
-    """A node that may go although others are away."""
+    """A node whose pod may be deleted although others are away; None if there is none."""
     present = {m.name for m in members if m.pod is not None and not outdated(o, spec, m.pod)}
     return together.beside(o, members, order, present, spec.budget.maxUnavailable)
 
@@ -149,7 +155,9 @@ def _in_order(o: Observation, old: Sequence[Member]) -> list[Member]:
 
 
 def _alone(o: Observation, member: Member) -> list[str]:
-    """Tablets with one replica, which nobody can use while this member is away."""
+    """Names of the tablets whose only replica is on this member. Nobody can use them while the member is
+    away.
+    """
     assert o.catalog is not None
     return [tablet_name(t) for t in o.catalog.view.tablets if _is_alone(t, member) and not needless(o, t)]
 

@@ -1,7 +1,7 @@
-"""The rules of the custom resources that a schema cannot express. Called by cluster_plan and tables.
+"""Checks the rules of the custom resources that a schema cannot express. Called by cluster_plan and tables.
 
-They repeat the CEL rules, which not every API server runs, and compare the spec with what exists. Invariant:
-all faults are found, not only the first.
+The checks repeat the CEL rules, which not every API server runs, and compare the spec with what exists.
+Invariant: all faults are found, not only the first.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ def cluster_faults(o: Observation) -> tuple[str, ...]:
     if spec.masters.replicas not in (1, 3, 5):
         faults.append(f"masters.replicas is {spec.masters.replicas}; it must be 1, 3 or 5")
     for name in sorted(set(spec.nodes.retire) & set(spec.nodes.park)):
-        faults.append(f"nodes.retire and nodes.park both name {name}; a node can only be one of both")
+        faults.append(f"nodes.retire and nodes.park both name {name}; remove it from one of them")
     if (
         o.identity is not None
         and not o.identity.formed
         and len(o.identity.first_masters) != spec.masters.replicas
     ):
         faults.append(
-            f"masters.replicas cannot change before the cluster has formed: it began with {len(o.identity.first_masters)}"
+            f"masters.replicas cannot change before the cluster has formed; set it back to {len(o.identity.first_masters)}"
         )
     return tuple(faults)
 
 
 def group_faults(spec: TabletGroupSpec) -> tuple[str, ...]:
-    """The faults of a TabletGroup by itself; empty if there are none."""
+    """The faults of a TabletGroup's spec alone; empty if there are none."""
     faults = []
     names = [c.name for c in spec.columns]
     columns = {c.name: c for c in spec.columns}
@@ -163,7 +163,9 @@ def history_steps(spec: TabletGroupSpec, table: Table) -> tuple[Step, ...]:
 
 
 def other_notes(spec: TabletGroupSpec, table: Table) -> tuple[tuple[str, str], ...]:
-    """Owner and comment of the TabletGroup if the table has another one, by name."""
+    """Owner and comment that the TabletGroup asks for, as pairs of name and text, where the table has another
+    text.
+    """
     asked = (("owner", spec.owner, table.owner), ("comment", spec.comment, table.comment))
     return tuple((name, wanted) for name, wanted, is_now in asked if wanted is not None and wanted != is_now)
 
@@ -190,7 +192,7 @@ def note_differences(spec: TabletGroupSpec, table: Table) -> tuple[str, ...]:
 
 
 def other_differences(spec: TabletGroupSpec, table: Table) -> tuple[str, ...]:
-    """How a table differs from its TabletGroup in what cannot change."""
+    """How a table differs from its TabletGroup in the key and the partitions, which cannot change."""
     differences = []
     if tuple(spec.primaryKey) != table.primary_key:
         differences.append(f"the primary key of the table is ({', '.join(table.primary_key)})")

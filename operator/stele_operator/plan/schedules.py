@@ -1,7 +1,7 @@
-"""TabletBackupSchedules: which TabletBackups begin and go, and the drills. Called by errands; pure.
+"""TabletBackupSchedules: which TabletBackups to begin and to delete, and the drills. Called by errands; pure.
 
-The name of a TabletBackup follows from the time at which it was due, so a repeated pass makes it once. Invariants: at most one
-backup of a schedule begins at a time. A time that is skipped is reported.
+The name of a TabletBackup follows from the time at which it was due, so a repeated pass makes it once.
+Invariants: at most one backup of a schedule begins at a time. A time that is skipped is reported.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from stele_operator.plan.status import written
 Json = dict[str, Any]
 _COUNT_MAX = 1_000
 _HOLD_S_MAX = 365 * 86_400.0
-"""A hold of more than a year is refused."""
+"""The longest hold that may be asked for, a year in seconds."""
 _DRILL_GRACE_S = 3_600.0
-"""A drill is overdue when its deadline passed this long ago."""
+"""Seconds after its deadline from which on a drill is overdue."""
 
 
 class BadSchedule(Exception):
-    """A schedule that has no times. The message says why."""
+    """A schedule, or its time zone, cannot be read, or the schedule never comes due. The message says why."""
 
 
 def _cron(text: str, zone: str, since_s: float, *, back: bool = False) -> Any:
@@ -55,32 +55,37 @@ def _cron(text: str, zone: str, since_s: float, *, back: bool = False) -> Any:
     try:
         moment = datetime.datetime.fromtimestamp(since_s, zoneinfo.ZoneInfo(zone))
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as exc:
-        raise BadSchedule(f"timeZone {zone}: there is no such time zone") from exc
+        raise BadSchedule(
+            f"timeZone {zone}: there is no such time zone; use a name like Europe/Zurich"
+        ) from exc
     try:
         return CronSim(text, moment, reverse=back)
     except CronSimError as exc:
         raise BadSchedule(
-            f"schedule {text!r}: {exc}; it has minute, hour, day of month, month and day of week"
+            f"schedule {text!r}: {exc}; give five fields: minute, hour, day of month, month and day of week"
         ) from exc
 
 
 def next_s(text: str, zone: str, after_s: float) -> float:
-    """The first time after a moment, in seconds since 1970.
+    """The first time of the schedule after a moment, in seconds since 1970.
 
     Raises:
-        BadSchedule: the text, or the zone, cannot be read, or the time never comes.
+        BadSchedule: the text or the zone cannot be read, or the time never comes.
     """
     try:
         return float(next(_cron(text, zone, after_s)).timestamp())
     except StopIteration as exc:
-        raise BadSchedule(f"schedule {text!r}: it has no time within the next 50 years") from exc
+        raise BadSchedule(
+            f"schedule {text!r}: it has no time within the next 50 years; correct its day and month"
+        ) from exc
 
 
 def due(text: str, zone: str, since_s: float, now_s: float) -> tuple[float, int]:
-    """(The newest time after `since_s` and not after `now_s`, how many such times there are; at most 1,000). (0, 0): none.
+    """The newest time of the schedule after `since_s` and up to `now_s`, and how many such times there are,
+    at most 1,000. (0, 0) if there are none.
 
     Raises:
-        BadSchedule: as `next_s`.
+        BadSchedule: the text or the zone cannot be read, or the time never comes.
     """
     newest, count = 0.0, 0
     at = next_s(text, zone, since_s)
@@ -142,7 +147,9 @@ def _begin(
     count: int,
     coming: float,
 ) -> Decision:
-    """The TabletBackup that is due. The decision's `status` has the fields that follow."""
+    """What to do about the newest time that is due: begin its TabletBackup, wait, or skip it. The decision's
+    `status` has lastScheduleTime and missed.
+    """
     keeps: Json = {"missed": int(e.status.get("missed") or 0)}
     if last := e.status.get("lastScheduleTime"):
         keeps["lastScheduleTime"] = last
@@ -172,7 +179,7 @@ def _begin(
             )
         )
     if count > 1:
-        events.append(_missed(count - 1, newest, "the operator did not look in time, or a backup still ran"))
+        events.append(_missed(count - 1, newest, "the operator was away at that time, or a backup still ran"))
         keeps["missed"] += count - 1
     made = backup_of(e, spec, mine, newest, coming, w.now_s)
     keeps["lastScheduleTime"] = timestamp(newest)
@@ -182,7 +189,7 @@ def _begin(
 def _missed(count: int, newest: float, why: str) -> Said:
     times = "1 time was" if count == 1 else f"{count:,} times were"
     return Said(
-        "ScheduleMissed", f"{times} left out until {timestamp(newest)}: {why}", True, timestamp(newest)
+        "ScheduleMissed", f"{times} skipped until {timestamp(newest)}: {why}", True, timestamp(newest)
     )
 
 
@@ -194,7 +201,7 @@ def backup_of(
     coming: float,
     now_s: float,
 ) -> Json:
-    """The TabletBackup of a time."""
+    """The TabletBackup for the time `due_s`."""
     body: BackupBody = spec.backup
     chosen = body.type
     if chosen is BackupType.AUTO and spec.fullEvery is not None:
@@ -233,7 +240,7 @@ def _newest_full_s(e: Errand, mine: Sequence[Errand]) -> float:
 
 
 def _surplus(spec: TabletBackupScheduleSpec, mine: Sequence[Errand]) -> tuple[Remove, ...]:
-    """Finished TabletBackups beyond the limit, oldest first."""
+    """Remove finished TabletBackups beyond the limit, oldest first."""
     gone: list[Errand] = []
     for phase, limit in (("Succeeded", spec.historyLimit.succeeded), ("Failed", spec.historyLimit.failed)):
         ended = [b for b in mine if b.phase == phase and not b.deleting]
@@ -306,7 +313,9 @@ def _unreadable(e: Errand, reason: str, message: str, now_s: float) -> Json:
 
 
 def _drill(w: World, e: Errand, spec: TabletBackupScheduleSpec) -> tuple[Decision, Json, Any]:
-    """(What to do about the drill, its part of the status, its condition or None)."""
+    """What to do about the drill, its part of the status, and its condition; None for the condition if
+    nothing is known yet.
+    """
     drill = spec.drill
     assert drill is not None
     status: Json = dict(e.status.get("drill") or {"since": timestamp(w.now_s)})
@@ -337,11 +346,11 @@ def _drill(w: World, e: Errand, spec: TabletBackupScheduleSpec) -> tuple[Decisio
 
 
 def _stopped(w: World, spec: TabletBackupScheduleSpec, last: Any, job: JobSeen | None) -> str:
-    """Why no drill begins now, and what to do; "" if one may."""
+    """Why no drill can begin now, and what to do; "" if one can."""
     name = spec.backup.clusterRef.name
     cluster = w.clusters.get(name)
     if job is not None and job.deleting:
-        return f"Job {job.name} of the drill before is still being deleted: see what holds its pod"
+        return f"Job {job.name} of the previous drill is still being deleted: `kubectl describe` of its pod may say why"
     if job is not None:
         return f"Job {job.name} has run since {timestamp(job.started_s or w.now_s)}: wait for its end"
     if spec.suspend:
@@ -360,9 +369,10 @@ def _stopped(w: World, spec: TabletBackupScheduleSpec, last: Any, job: JobSeen |
 def _overdue(
     w: World, spec: TabletBackupScheduleSpec, drill: Drill, status: Json, known: Any, waits: str
 ) -> tuple[Any, tuple[Said, ...]]:
-    """(The condition, and an event when a drill becomes overdue). `waits`: why none begins now; "": one does.
+    """The condition, and an event when a drill becomes overdue. `waits`: why none begins now; "" if one does.
 
-    If the newest drill failed, the condition keeps saying so: that is worse than overdue."""
+    If the newest drill failed, the condition keeps saying so, because that is worse than overdue.
+    """
     passed_s = seconds_of(status.get("lastPassTime"))
     asked = status.get("since") or status.get("lastScheduleTime")
     wanted_s = next_s(drill.schedule, spec.timeZone, passed_s or seconds_of(asked))
@@ -395,7 +405,7 @@ def _drill_job(w: World, e: Errand, spec: TabletBackupScheduleSpec, drill: Drill
 
 
 def _drilled(status: Json, job: JobSeen, now_s: float) -> tuple[Any, Said]:
-    """Record what a drill found. Returns the condition, and the event."""
+    """Record in `status` what a drill found. Returns the condition and the event."""
     result = job.last.get("result") or {}
     ended = timestamp(job.ended_s or now_s)
     status["lastTime"] = ended

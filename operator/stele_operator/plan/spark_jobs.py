@@ -1,8 +1,8 @@
 """Jobs whose work Spark does: their command, and the pods of its executors. Called by errand_jobs; pure.
 
-Without executors all tasks run in the Job's own pod, which has no token of Kubernetes. With executors that pod is Spark's driver in
-client mode, and makes their pods by its ServiceAccount. Invariants: what the operator sets takes precedence over the
-user's settings of Spark. An executor's pod has no token.
+Without executors, all tasks run in the Job's own pod, which has no token of Kubernetes. With executors, that
+pod is Spark's driver in client mode. It creates the executors' pods with its ServiceAccount. Invariants: what
+the operator sets takes precedence over the user's settings of Spark. An executor's pod has no token.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from stele_operator.api.backup import SparkSettings
 
 Json = dict[str, Any]
 _LOCAL = "local[*,4]"
-"""All cores of the pod; a task that fails is tried up to four times."""
+"""All cores of the pod. A task that fails is tried up to four times."""
 _KUBERNETES = "k8s://https://kubernetes.default.svc"
 _PROGRAMS = {"create": "backup", "restore": "restore"}
 _IP, _NAME, _TEMPLATE = "STELE_POD_IP", "STELE_POD_NAME", "STELE_EXECUTOR_POD"
 TEMPLATE_FILE = "/tmp/executor.json"
-"""Where `stele_spark.submit` writes what STELE_EXECUTOR_POD has."""
+"""Where `stele_spark.submit` writes the content of the variable STELE_EXECUTOR_POD."""
 _TEMPORARY, _LOCAL_DIR = "tmp", "spark-local-dir-1"
 """The volume of /tmp in the Job's pod, and in an executor's: Spark mounts none itself if it finds one named like this."""
 
 
 def by_spark(pod: Json, spark: SparkSettings, arguments: Sequence[str], namespace: str) -> None:
-    """Make a pod of `manifest` run its command by spark-submit. `arguments`: of `stele backup`, the command first."""
+    """Make a pod of `manifest` run its command with spark-submit. `arguments`: those of `stele backup`, the
+    command first.
+    """
     (container,) = pod["containers"]
     ours = {"spark.ui.enabled": "false", "spark.local.dir": "/tmp"}
     if spark.executors:
@@ -40,7 +42,9 @@ def by_spark(pod: Json, spark: SparkSettings, arguments: Sequence[str], namespac
 
 
 def _on_kubernetes(pod: Json, spark: SparkSettings, namespace: str) -> dict[str, str]:
-    """Spark's settings for executors in pods of their own. Kubernetes puts the values of $(VARIABLES) into arguments."""
+    """Spark's settings for executors in pods of their own. Kubernetes replaces $(VARIABLE) in arguments by
+    its value.
+    """
     (container,) = pod["containers"]
     pod["automountServiceAccountToken"] = True
     executor = {key: container[key] for key in ("envFrom", "securityContext") if key in container}
@@ -82,7 +86,9 @@ def _on_kubernetes(pod: Json, spark: SparkSettings, namespace: str) -> dict[str,
 
 
 def _as_spark_names(parts: Sequence[Json]) -> list[Json]:
-    """Volumes or mounts. Two mounts at /tmp would be refused."""
+    """Volumes or mounts, with the volume of /tmp renamed as Spark names its own. Otherwise Spark would mount
+    a second one at /tmp, which Kubernetes refuses.
+    """
     return [{**part, "name": _LOCAL_DIR} if part["name"] == _TEMPORARY else part for part in parts]
 
 

@@ -1,8 +1,8 @@
-"""A cluster on which plans are tried: every action succeeds, and every pod that finds a machine is ready at once.
-Called by rehearsal; pure.
+"""A simulated cluster on which plans are tried: every action succeeds, and every pod that finds a machine is
+ready at once. Called by rehearsal; pure.
 
-Owns the simulated state. Invariants: it begins with what was observed. Only actions of the plan, steps of the
-driver, and the placing of new pods change it. It heals nothing that is broken now.
+Owns the simulated state. Invariants: the state begins as it was observed. Only actions of the plan, steps of
+the driver, and the placing of new pods change it. The stage heals nothing that is broken now.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Stage:
 
     @property
     def view(self) -> ClusterView:
-        """The masters' view."""
+        """The simulated view of the masters."""
         return self._view
 
     def pod(self, name: str) -> Pod | None:
@@ -87,7 +87,7 @@ class Stage:
         return self._pods.get(name)
 
     def observe(self) -> Observation:
-        """What the operator would see now."""
+        """What the operator would observe now."""
         peers = (t.config.voters for t in self._view.tablets if t.tablet_id == CATALOG_TABLET_ID)
         voters = {p.node_id for found in peers for p in found}
         running = sum(p.ready and p.node_id in voters for p in self._pods.values())
@@ -118,10 +118,10 @@ class Stage:
         self._view = carried_out(self._view, steps)
 
     def actions(self, actions: Sequence[Action]) -> None:
-        """Carry out actions of the plan; then new pods get machines and start.
+        """Carry out actions of the plan. Then new pods get machines and start.
 
-        New pods do not start while further pods are deleted for a roll. So the stage shows as many pods away together
-        as can ever be.
+        New pods do not start while further pods are deleted for a roll. So the stage shows the most pods that
+        can be away together.
         """
         for action in actions:
             self._apply(action)
@@ -261,7 +261,7 @@ class Stage:
         )
 
     def _machine(self, pod: Pod, claim: Claim) -> tuple[str, str]:
-        """The machine for a pod, or why there is none. One that ran goes where its volume is."""
+        """The machine for a pod and "", or "" and why there is none. A pod that ran goes where its volume is."""
         node = self._view.node(pod.node_id)
         ran = (node.machine if node is not None else "") or claim.selected_machine
         spec = self._o.cluster.spec
@@ -272,7 +272,7 @@ class Stage:
         if ran and pod.node_id in self._formed:
             machine = self._o.machine(ran)
             if machine is None or not admits(spec, pod.role, machine):
-                return "", f"its volume is on machine {ran}, which the spec leaves out or which takes no pods"
+                return "", f"its volume is on machine {ran}, which takes no pods or is excluded by the spec"
             return (ran, "") if not (alone and ran in taken) else ("", f"another {pod.role} is on {ran}")
         able = [m for m in self._o.machines if admits(spec, pod.role, m) and m.name not in pod.keeps_off]
         able = [m for m in able if claim.zone in ("", m.zone) and not (alone and m.name in taken)]

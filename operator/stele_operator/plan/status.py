@@ -56,8 +56,9 @@ _TROUBLE = (
 def cluster_status(
     o: Observation, plan: Plan, heals: Sequence[Progress], now: str, answer: Json | None = None
 ) -> Json:
-    """The status of a TabletCluster. `heals`: the driver's newest records; `now`: in Kubernetes' time format.
-    `answer`: to the question in its annotation; None: there is none."""
+    """The status of a TabletCluster. `heals`: the driver's newest records. `now`: the time in Kubernetes'
+    format. `answer`: the answer to the question in the annotation; None if there is no question.
+    """
     status: Json = {
         "observedGeneration": o.cluster.generation,
         "selector": f"{naming.LABEL_CLUSTER}={o.cluster.name},{naming.LABEL_ROLE}=node",
@@ -177,12 +178,16 @@ Why = tuple[str, str]
 
 
 def _untroubled(sleep: Finding | None) -> Why | None:
-    """Reason and message of conditions that are False because the cluster is put to sleep or woken."""
+    """Reason and message of conditions that are False because the cluster hibernates or wakes; None for any
+    other cluster.
+    """
     return (sleep.reason, sleep.message) if sleep is not None else None
 
 
 def _drains(o: Observation, plan: Plan, sleep: Finding | None) -> Condition:
-    """Whether pods may be evicted. If a budget is left unchanged, its condition is left unchanged too."""
+    """The condition DrainBlocked: whether some pods must not be evicted. If no budget is written, the
+    condition stays as it was.
+    """
     if sleep is not None and sleep.reason == HIBERNATED:
         return _condition(DRAIN_BLOCKED, False, (HIBERNATED, "there are no pods, so machines can be drained"))
     before = next((c for c in o.cluster.conditions if c.type == DRAIN_BLOCKED), None)
@@ -198,7 +203,9 @@ def _drains(o: Observation, plan: Plan, sleep: Finding | None) -> Condition:
 
 
 def _majority(o: Observation, found: Sequence[Finding]) -> Condition:
-    """Whether tablets lost their majority for good. While no master leads, it stays as it was."""
+    """The condition MajorityLost: whether tablets lost their majority for good. While no master leads, it
+    stays as it was.
+    """
     before = next((c for c in o.cluster.conditions if c.type == MAJORITY_LOST), None)
     lost = next((f for f in found if f.reason == MAJORITY_LOST), None)
     if lost is not None:
@@ -221,7 +228,7 @@ def _well(known: bool) -> Why:
 
 
 def _first(findings: Sequence[Finding], kind: Kind) -> Why | None:
-    """The reason of the first finding of this kind, and the messages of all of them."""
+    """The reason of the first finding of this kind, and the messages of all of them; None if there are none."""
     chosen = [f for f in findings if f.kind is kind]
     if not chosen:
         return None
@@ -295,7 +302,7 @@ def _idle(problem: Why | None) -> Why:
 
 
 def restart_pending(o: Observation) -> tuple[str, ...]:
-    """Pods with an older spec, which they keep until they are created again."""
+    """Names of pods with an older spec. They keep it until they are created again."""
     spec = o.cluster.spec
     if spec is None:
         return ()
@@ -326,7 +333,11 @@ def group_status(o: Observation, plan: Plan, group: GroupObject, now: str, refus
     stalled, degraded = _first(found, Kind.STALLED), _first(found, Kind.DEGRADED)
     refused = ("Refused", refusal) if refusal else None
     waiting = refused or _first(found, Kind.NOT_READY)
-    not_ready = None if serves else waiting or stalled or ("Waiting", "the operator has not looked at it yet")
+    not_ready = (
+        None
+        if serves
+        else waiting or stalled or ("Waiting", "the operator has not looked at this resource yet")
+    )
     rests = not_ready is not None and not_ready[0] == HIBERNATED
     waits = None if stalled or rests else waiting or _first(found, Kind.RECONCILING)
     conditions = [
@@ -353,14 +364,18 @@ def group_status(o: Observation, plan: Plan, group: GroupObject, now: str, refus
 
 
 def orphan_status(group: GroupObject, cluster: str, now: str) -> Json:
-    """The status of a TabletGroup whose TabletCluster does not exist: it keeps the table, but shows no
-    tablets."""
-    why = ("ClusterNotFound", f"there is no TabletCluster {cluster} in this namespace")
+    """The status of a TabletGroup whose TabletCluster does not exist. It keeps the table id, but shows no
+    tablets.
+    """
+    why = (
+        "ClusterNotFound",
+        f"there is no TabletCluster {cluster} in this namespace: create it, or correct clusterRef",
+    )
     conditions = [
         _condition("Ready", False, why),
         _condition("Reconciling", True, why),
         _condition("Degraded", False, ("Unknown", "the state of its tablets is not known")),
-        _condition("Stalled", False, ("NotStalled", "it continues as soon as the TabletCluster exists")),
+        _condition("Stalled", False, ("NotStalled", "work continues as soon as the TabletCluster exists")),
     ]
     status: Json = {
         "observedGeneration": group.generation,
@@ -376,7 +391,7 @@ def _condition(kind: str, holds: bool, why: Why) -> Condition:
 
 
 def written(there: Sequence[Condition], wanted: Sequence[Condition], generation: int, now: str) -> list[Json]:
-    """The conditions as JSON. One whose status is unchanged keeps the time of its last transition."""
+    """The conditions as JSON. A condition whose status is unchanged keeps the time of its last transition."""
     known = {c.type: c for c in there}
     result = []
     for condition in wanted:

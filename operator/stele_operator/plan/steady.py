@@ -1,7 +1,9 @@
-"""Which tablets need no look: well by their own reports, as long as their nodes are heard. Used by health; pure.
+"""Keeps which tablets are steady: well by their own reports, as long as their nodes are heard. Used by
+health; pure.
 
-A pass over ten thousand healthy tablets asks nothing about each of them. `Steady` keeps, from pass to pass, which
-tablets are plainly well, and counts them by table. `unwell` gives all others.
+So a pass over ten thousand healthy tablets asks nothing about each of them. `Steady` keeps the steady tablets
+from pass to pass, and counts them by table. `unwell` returns all other tablets, and the steady ones on nodes
+that are not heard.
 
 Invariant: a tablet that `unwell` leaves out is healthy, at once and with patience. It has a majority, and can
 lose a voter. So the questions of health.py and majorities.py have one answer for all of them.
@@ -23,11 +25,13 @@ if TYPE_CHECKING:
     from stele_operator.plan.observation import Catalog
 
 _VOTERS_MIN = 3
-"""A group of fewer cannot lose a voter."""
+"""A smaller group cannot lose a voter."""
 
 
 def is_steady(tablet: TabletView) -> bool:
-    """Whether a tablet is well, if all its nodes are heard. It depends on nothing but the tablet's own view."""
+    """Whether a tablet is well as long as all its nodes are heard. This depends on nothing but the tablet's
+    own view.
+    """
     peers = tablet.config.peers
     return (
         tablet.tablet_id != CATALOG_TABLET_ID
@@ -41,7 +45,7 @@ def is_steady(tablet: TabletView) -> bool:
 
 
 class Steady:
-    """The steady tablets of one view. `renew` it by the next one.
+    """The steady tablets of one view. Call `renew` with the next view.
 
     Hold `lock` from `renew` until the last question, since passes run in threads.
     """
@@ -54,15 +58,15 @@ class Steady:
         self.by_table: Counter[str] = Counter()
         """How many tablets of each table are steady."""
         self.by_node: Counter[str] = Counter()
-        """In how many of their configurations each node is."""
+        """For each node, how many steady tablets have it in their configuration."""
         self.others: dict[str, TabletView] = {}
-        """All tablets that are not steady. Readers must not change it."""
+        """All tablets that are not steady, by id. Readers must not change it."""
         self._view: ClusterView | None = None
         self._half = False
         self._known: dict[str, TabletView] = {}
 
     def renew(self, view: ClusterView) -> None:
-        """Take over what changed since the last view."""
+        """Apply what changed since the last view."""
         if view is self._view and not self._half:
             return
         if self._half:  # an error left it half renewed
@@ -93,10 +97,11 @@ class Steady:
 
 
 def unwell(catalog: Catalog, silent_ms: float, away: Collection[str] = ()) -> list[TabletView]:
-    """All tablets that are not plainly well, by id.
+    """All tablets that are not certainly well, in the order of their ids. They are not steady, or have a node
+    that is not heard.
 
-    `silent_ms`: a node that is silent for this long counts as not heard. `away`: nodes that do not count,
-    whatever they send.
+    `silent_ms`: a node that is silent for this long counts as not heard. `away`: ids of nodes that do not
+    count as heard, even if they send heartbeats.
     """
     with catalog.steady.lock:
         return _unwell(catalog.view, catalog.steady, silent_ms, away)

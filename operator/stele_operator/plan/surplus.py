@@ -1,9 +1,10 @@
-"""Finds masters that are not needed: the masters that they replaced have returned, or fewer are asked for. Called by
-cluster_plan; pure.
+"""Finds masters that are not needed: the masters that they replaced have returned, or fewer are asked for.
+Called by cluster_plan; pure.
 
-The driver retires those that do not hold the catalog. Then their pods and claims are deleted like those of any
-retired member, the claims after `keepFor`. For nodes leaving.py does this. Invariant: without them at least as many
-masters are healthy as are wanted. One that leaves already is chosen first, so the same ones leave from pass to pass.
+The driver retires those of them that do not hold the catalog. Then their pods and claims are deleted like
+those of any retired member, the claims after `keepFor`. For nodes leaving.py does this. Invariant: without
+these masters, at least as many healthy ones remain as are wanted. A master that leaves already is chosen
+first, so the same masters leave from pass to pass.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from stele_operator.plan.observation import Observation
 
 
 def unneeded(o: Observation, wanted: int, everyone: tuple[Member, ...]) -> frozenset[str]:
-    """UUIDs of masters beyond the number wanted that hold no replica: those that leave already, then the newest."""
+    """UUIDs of masters beyond the wanted number that hold no replica. Those that leave already are chosen
+    first, then the newest.
+    """
     if o.catalog is None:
         return frozenset()
     view = o.catalog.view

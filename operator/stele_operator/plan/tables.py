@@ -1,10 +1,10 @@
 """Creates, alters and drops the tables of TabletGroups. Called by cluster_plan; pure.
 
-Invariants: columns and ranges of a table are altered only for the TabletGroup under whose uid it was created. A
-table that another made is adopted if it is as the TabletGroup asks for. From then on its replication factor, owner,
-comment and history follow the TabletGroup. A table is dropped only for its own TabletGroup, while that is being deleted
-and its spec says `deletionPolicy: Delete`. A TabletGroup that breaks a rule changes nothing. If it has unknown fields
-that matter, no table is created.
+Invariants: columns and ranges of a table are altered only for the TabletGroup that created it; the table's id
+is its uid. A table that somebody else made is adopted if it equals what the TabletGroup asks for. From then
+on its replication factor, owner, comment and history follow the TabletGroup. A table is dropped only for its
+own TabletGroup, while that is being deleted and its spec says `deletionPolicy: Delete`. A TabletGroup that
+breaks a rule changes nothing. If it has unknown fields that matter, no table is created.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ from stele_operator.plan.rules import (
 )
 
 _KEEPS_DROPPED = 2
-"""The cluster version from which on a dropped table can be recalled."""
+"""The first cluster version in which a dropped table can be recalled."""
 _RETAINED = "deletionPolicy is Retain: its table stays"
 
 
 def table_of(o: Observation, group: GroupObject) -> Table | None:
-    """The table of a TabletGroup: the one created under its uid, else one of its name."""
+    """The table of a TabletGroup: the one created under its uid, else the one of its name; None if there is
+    none.
+    """
     if o.catalog is None:
         return None
     own = o.catalog.table(group.own_table_id)
@@ -57,10 +59,10 @@ def table_of(o: Observation, group: GroupObject) -> Table | None:
 
 
 def _owned(o: Observation, group: GroupObject) -> Table | None:
-    """The table that is dropped with a TabletGroup: created under its uid, or recorded in its status and as
-    it asks for.
+    """The table that is dropped with a TabletGroup; None if there is none. It was created under the group's
+    uid. Or the group's status records it, and it equals what the group asks for.
 
-    A table of its name alone is not its own: another TabletGroup may have retained it a moment ago.
+    The name alone does not make a table its own: another TabletGroup may have retained it a moment ago.
     """
     here = o.identity is not None and group.recorded_cluster == o.identity.cluster_id
     for table_id in (group.own_table_id, group.recorded_table if here else ""):
@@ -77,9 +79,10 @@ def _is_recorded(o: Observation, group: GroupObject, table: Table) -> bool:
 
 
 def _differences(o: Observation, group: GroupObject, spec: TabletGroupSpec, table: Table) -> tuple[str, ...]:
-    """How the table differs from its TabletGroup in what is left as it is.
+    """How the table differs from its TabletGroup in ways that the operator does not change.
 
-    Replication factor, owner, comment and history are among it only until the table is the TabletGroup's own.
+    Replication factor, owner, comment and history are among these only until the table is the TabletGroup's
+    own.
     """
     found = table_differences(spec, table)
     own = table.table_id == group.own_table_id or _is_recorded(o, group, table)
@@ -91,17 +94,17 @@ def _differences(o: Observation, group: GroupObject, spec: TabletGroupSpec, tabl
 
 
 def _foreign(o: Observation, group: GroupObject, table: Table) -> bool:
-    """Whether somebody else created the table, with another definition than the TabletGroup's. It is left
-    unchanged.
+    """Whether somebody else created the table, and it differs from the TabletGroup's definition. Such a table
+    is left unchanged.
 
-    True also if the spec cannot be read, so that nothing is dropped.
+    False if the spec cannot be read.
     """
     own = table.table_id == group.own_table_id
     return not own and group.spec is not None and bool(_differences(o, group, group.spec, table))
 
 
 def may_record(o: Observation, group: GroupObject, table: Table) -> bool:
-    """Whether a TabletGroup's status may record the table as its own; not a foreign one.
+    """Whether a TabletGroup's status may record the table as its own. A foreign table may not be recorded.
 
     A recorded table stays recorded. Otherwise a table that somebody else dropped would be created again.
     """
@@ -109,7 +112,7 @@ def may_record(o: Observation, group: GroupObject, table: Table) -> bool:
 
 
 def _was_dropped(o: Observation, group: GroupObject) -> bool:
-    """Whether its table existed in this cluster and does not any more."""
+    """Whether its table existed in this cluster and was dropped."""
     here = o.identity is not None and group.recorded_cluster == o.identity.cluster_id
     return here and bool(group.recorded_table)
 
@@ -153,7 +156,7 @@ def _finalizer(group: GroupObject) -> list[Action]:
 
 
 def let_go(group: GroupObject, reason: str) -> list[Action]:
-    """Remove the finalizer of a TabletGroup that is being deleted."""
+    """Remove the finalizer of a TabletGroup that is being deleted, so that Kubernetes can delete it."""
     if FINALIZER_TABLE not in group.finalizers:
         return []
     others = tuple(f for f in group.finalizers if f != FINALIZER_TABLE)
@@ -163,7 +166,8 @@ def let_go(group: GroupObject, reason: str) -> list[Action]:
 def plan_letting_go(o: Observation, why: str) -> tuple[list[Action], list[Finding]]:
     """Handle TabletGroups that are being deleted, in a cluster that the operator must not change.
 
-    Those that retain their tables lose the finalizer. The others get a message that says why they wait.
+    TabletGroups that retain their tables lose the finalizer. The others get a message that says why they
+    wait.
     """
     actions: list[Action] = []
     findings: list[Finding] = []
@@ -173,13 +177,15 @@ def plan_letting_go(o: Observation, why: str) -> tuple[list[Action], list[Findin
         if _retains(group):
             actions.extend(let_go(group, _RETAINED))
             continue
-        message = f"its table is not dropped while {why}; to keep the table, set deletionPolicy to Retain"
+        message = f"the table is not dropped while {why}; to keep the table, set deletionPolicy to Retain"
         findings.append(Finding(Kind.NOT_READY, "ClusterNotKept", message, group.name))
     return actions, findings
 
 
 def plan_sleeping(o: Observation, reason: str, message: str) -> tuple[list[Action], list[Finding]]:
-    """The TabletGroups of a cluster that hibernates or wakes: each gets this reason, unless it is deleted."""
+    """Actions and findings for the TabletGroups of a cluster that hibernates or wakes. Each gets this reason
+    and message, unless it is being deleted or breaks a rule.
+    """
     actions, findings = plan_letting_go(o, message)
     for group in (g for g in o.groups if not g.deleting):
         findings.append(_invalid(group) or Finding(Kind.NOT_READY, reason, message, group.name))
@@ -187,7 +193,7 @@ def plan_sleeping(o: Observation, reason: str, message: str) -> tuple[list[Actio
 
 
 def _invalid(group: GroupObject) -> Finding | None:
-    """The rules that the spec of a TabletGroup breaks by itself; None if there are none."""
+    """A finding about the rules that the spec of a TabletGroup breaks; None if it breaks none."""
     faults = group.faults or (group_faults(group.spec) if group.spec else ("spec is missing",))
     return Finding(Kind.STALLED, "InvalidSpec", "; ".join(faults), group.name) if faults else None
 
@@ -203,7 +209,7 @@ def _leaving(o: Observation, group: GroupObject, findings: list[Finding]) -> lis
     if o.cluster.deleting:
         return let_go(
             group,
-            f"TabletCluster {o.cluster.name} is being deleted, and the table with it or with its volumes",
+            f"TabletCluster {o.cluster.name} is being deleted; the table goes with it, or with its volumes",
         )
     if o.identity is not None and not o.identity.formed:
         return let_go(group, "the cluster has not formed, so there is no table yet")
@@ -215,7 +221,7 @@ def _leaving(o: Observation, group: GroupObject, findings: list[Finding]) -> lis
         return []
     table = _owned(o, group)
     if table is None:
-        return let_go(group, "its table is gone; if another table has the name now, that one is kept")
+        return let_go(group, "its table is gone; another table that has the name now is kept")
     if group.spec is None:
         message = (
             f"table {table.name} is kept, because this operator cannot read the spec, which may say Retain: "
@@ -231,8 +237,9 @@ def _leaving(o: Observation, group: GroupObject, findings: list[Finding]) -> lis
 
 
 def _rival(o: Observation, group: GroupObject) -> GroupObject | None:
-    """Another TabletGroup with the same table: the table was created under its uid, or will be, because it
-    is older."""
+    """Another TabletGroup whose table has the same name; None if there is none. It made the table, or it is
+    older and so will make it.
+    """
     others = [g for g in o.groups_of_table(group.table_name) if g.uid != group.uid]
     makers = [g for g in others if o.catalog is not None and o.catalog.table(g.own_table_id) is not None]
     # Creation times have whole seconds, so among two of the same second the names decide.
@@ -255,7 +262,9 @@ def _staying(
 
     if spec is None or cluster is None:
         return found(
-            Kind.NOT_READY, "ClusterNotReady", f"TabletCluster {o.cluster.name} has a spec that breaks a rule"
+            Kind.NOT_READY,
+            "ClusterNotReady",
+            f"the spec of TabletCluster {o.cluster.name} breaks a rule; its condition Stalled says which",
         )
     if o.catalog is None:
         return found(
@@ -312,7 +321,7 @@ def _staying(
         return found(
             Kind.STALLED,
             "NameTaken",
-            f"table {group.table_name} belongs to TabletGroup {rival.name}; choose another name",
+            f"table {group.table_name} belongs to TabletGroup {rival.name}; choose another tableName",
         )
     if group.unknown:
         message = f"the table is not created yet, because its definition could not be changed later: {overlooked(group.unknown)}"
@@ -322,7 +331,7 @@ def _staying(
             Kind.STALLED,
             "TooFewNodes",
             f"replicationFactor {spec.replicationFactor} needs as many nodes, but TabletCluster {o.cluster.name} has "
-            f"nodes.replicas={cluster.nodes.replicas}; raise that, or create the table with a lower replicationFactor",
+            f"nodes.replicas={cluster.nodes.replicas}; raise nodes.replicas, or lower replicationFactor",
         )
     waiting = [m.name for m in everyone if m.role == "node" and m.active and _may_still_start(o, m)]
     ready = sum(m.role == "node" and m.active and m.state is State.READY for m in everyone)
@@ -346,13 +355,13 @@ def _staying(
 def _factor(
     o: Observation, group: GroupObject, spec: TabletGroupSpec, table: Table, findings: list[Finding]
 ) -> list[Action]:
-    """Give the table the replication factor of its TabletGroup, unless there are too few nodes for it."""
+    """Set the table's replication factor to that of its TabletGroup, unless there are too few nodes."""
     wanted, cluster = spec.replicationFactor, o.cluster.spec
     kept = f"the table keeps replication factor {table.replication_factor}"
     if cluster is not None and wanted > max(cluster.nodes.replicas, table.replication_factor):
         message = (
             f"replicationFactor {wanted} needs as many nodes, but TabletCluster {o.cluster.name} has "
-            f"nodes.replicas={cluster.nodes.replicas}; {kept}: raise that, or lower this"
+            f"nodes.replicas={cluster.nodes.replicas}; {kept}: raise nodes.replicas, or lower replicationFactor"
         )
         findings.append(Finding(Kind.STALLED, "TooFewNodes", message, group.name))
         return []
@@ -375,14 +384,14 @@ def _alter(
     notes: tuple[tuple[str, str], ...],
     found: Callable[[Kind, str, str], list[Action]],
 ) -> list[Action]:
-    """Give the table the columns, ranges, history and notes that its TabletGroup asks for; all of them, or nothing."""
+    """Change the table to the columns, ranges, history and notes that its TabletGroup asks for: all of them,
+    or none.
+    """
     parts = ["columns or ranges"] * any(not isinstance(step, SetHistory) for step in steps)
     parts += ["history retention"] * any(isinstance(step, SetHistory) for step in steps)
     what = " and ".join([*parts, *(name for name, _ in notes)])
     if group.unknown:
-        message = (
-            f"the table is not altered yet, because fields may matter for it: {overlooked(group.unknown)}"
-        )
+        message = f"the table is not altered yet, because fields that the operator ignores may matter: {overlooked(group.unknown)}"
         return found(Kind.NOT_READY, OPERATOR_OLDER, message)
     refused = o.refused.get(("TabletGroup", group.name))
     if refused is not None:
@@ -397,8 +406,9 @@ def _alter(
 
 
 def _may_still_start(o: Observation, member: Member) -> bool:
-    """Whether to wait for this node. Otherwise all tablets would be placed on the nodes that started
-    first."""
+    """Whether to wait for this node before a table is created. Otherwise all tablets would be placed on the
+    nodes that started first.
+    """
     if member.state is State.STARTING:
         return member.pod is None or o.now_s - member.pod.created_s < START_PATIENCE_S
     pending_s = o.now_s - (

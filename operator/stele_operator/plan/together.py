@@ -1,8 +1,9 @@
-"""Which members may be away at once by our own doing, within spec.budget.maxUnavailable. Called by rolling and
+"""Which members the operator may take away at once, within spec.budget.maxUnavailable. Called by rolling and
 leaving; pure.
 
-Invariant: a tablet with a replica on one of the members that are away keeps a majority. A tablet with replicas on several
-of them keeps a majority and one voter more. While a member is away for another reason, such as a fault, none is taken away.
+Invariant: a tablet with a replica on one of the members that are away keeps a majority. A tablet with
+replicas on several of them keeps a majority and one voter more. While a member is away for another reason,
+such as a fault, none is taken away.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _FATES = (Fate.NONE, Fate.RESTARTING, Fate.MACHINE_SILENT)
 
 
 def serves(o: Observation, pod: Pod | None) -> bool:
-    """Whether a pod is ready, and its machine too. Masters hear a node for some seconds after its pod has gone."""
+    """Whether a pod is ready, and its machine too. The pod is not enough: masters still hear a node for some
+    seconds after its pod has gone.
+    """
     if pod is None or pod.deleting or not pod.ready:
         return False
     machine = o.machine(pod.machine)
@@ -35,7 +38,7 @@ def is_away(o: Observation, m: Member) -> bool:
 
 
 def away_nodes(o: Observation, everyone: Sequence[Member]) -> list[Member]:
-    """Nodes that may have replicas and are parked, or do not serve, whatever the reason."""
+    """Nodes that may have replicas and do not serve, whatever the reason, or are parked."""
     return [
         m
         for m in everyone
@@ -56,7 +59,8 @@ def beside(
 ) -> Member | None:
     """The first node of `order` whose pod may be made again while others are away; None if none may.
 
-    `present`: names of members whose pods have the present spec. `most`: the most members away at once.
+    `present`: names of members whose pods have the present spec. `most`: the most members that may be away at
+    once.
     """
     away = [m for m in members if is_away(o, m)]
     if o.catalog is None or o.catalog.view.intents or not 0 < len(away) < most:
@@ -74,7 +78,9 @@ def beside(
 
 
 def _by_us(o: Observation, m: Member, present: Collection[str]) -> bool:
-    """Whether a node is away because it is parked, or because its pod ends or was just made again."""
+    """Whether a node is away by the operator's own doing: it is parked, or its pod ends or was just made
+    again.
+    """
     if m.parked:
         return True
     if m.state not in COMING or m.fate not in _FATES or not m.formed:
@@ -90,8 +96,9 @@ def _by_us(o: Observation, m: Member, present: Collection[str]) -> bool:
 
 
 def _barred(o: Observation, away: set[str]) -> set[str] | None:
-    """Nodes that must not go while `away` are away. None: no node may, because a tablet lacks further voters or its
-    leader."""
+    """Nodes that must not go while `away` are away. None means that no node may go, because a tablet lacks
+    further voters or its leader.
+    """
     assert o.catalog is not None
     barred: set[str] = set()
     for tablet in o.catalog.view.tablets:
