@@ -1,6 +1,9 @@
-"""The command `stele-local`: starts, controls and stops a one-machine Kubernetes. `cluster` does the work.
+"""The command `stele-local`: starts, controls and stops a one-machine Kubernetes. The module `cluster` does
+the work.
 
-Only `run` imports that: it takes a second of a processor, which each other command would wait for."""
+Only `run` imports that module, because the import takes a second of processor time. No other command should
+wait for it.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,9 @@ Examples:
 
 
 class _Folder(click.Path):
-    """The path of a folder. An empty text, as of a shell variable that is not set, would be the current folder."""
+    """The path of a folder. Refuses an empty text, such as that of an unset shell variable: it would mean the
+    current folder.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not str(value).strip():
@@ -57,7 +62,7 @@ class _Folder(click.Path):
 
 
 class _Program(click.Group):
-    """The group of commands. Errors of disks and paths become one line."""
+    """The group of commands. It turns errors of disks and paths into one line."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         for_eval = any(isinstance(self.commands.get(word), _ForEval) for word in args)
@@ -82,8 +87,9 @@ class _Program(click.Group):
 
 
 class _ForEval(click.Command):
-    """A command whose output a shell evaluates. After a failure `eval` fails too, so that no kubectl reaches
-    another cluster."""
+    """A command whose output a shell evaluates. If the command fails, `eval` fails too, so that no kubectl
+    reaches another cluster.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         with _failing_eval(ctx):
@@ -96,7 +102,7 @@ class _ForEval(click.Command):
 
 @contextlib.contextmanager
 def _failing_eval(context: click.Context) -> Iterator[None]:
-    """After an error the output makes the shell's `eval` fail."""
+    """Print text after an error that makes the shell's `eval` fail."""
     try:
         yield
     except (click.ClickException, OSError):
@@ -177,7 +183,7 @@ def _settings(function: Any) -> Any:
 @_settings
 @click.pass_obj
 def run(folder: Path, machines: int | None, zones: int | None, node_grace: float) -> None:
-    """Run the cluster here, until Ctrl-C."""
+    """Run the cluster in the foreground, until Ctrl-C."""
     with extra("local", program="stele-local", install="./tools/stele_local"):
         import asyncio
 
@@ -211,9 +217,10 @@ def run(folder: Path, machines: int | None, zones: int | None, node_grace: float
 )
 @click.pass_obj
 def up(folder: Path, machines: int | None, zones: int | None, node_grace: float, patience_s: float) -> None:
-    """Start the cluster in the background, as it was before; print the line that points kubectl at it.
+    """Start the cluster in the background, as it was before. Print the line that points kubectl at it.
 
-    If it runs already, only the line is printed again."""
+    If the cluster runs already, only the line is printed again.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "stele_local", "--folder", str(folder), "run"]
     command += ["--node-grace", str(node_grace)]
@@ -250,8 +257,9 @@ def up(folder: Path, machines: int | None, zones: int | None, node_grace: float,
 
 
 def _await_pods(folder: Path, patience_s: float) -> list[str]:
-    """Waits until the pods that ran before are ready again, so that programs can use the cluster at once. Returns the
-    names of those that are not."""
+    """Wait until the pods that ran before are ready again, so that programs can use the cluster at once.
+    Returns the names of pods that are still not ready after `patience_s` seconds.
+    """
     until = time.monotonic() + patience_s
     while (returning := _control(folder, "status")["returning"]) and time.monotonic() < until:
         time.sleep(0.1)
@@ -266,20 +274,22 @@ def _background(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _await_access(folder: Path, process: subprocess.Popen[bytes] | None) -> None:
-    """Waits until the folder's cluster has published its address: ours, or that of a faster process."""
+    """Wait until the folder's cluster has published its address. The cluster is run by `process`, or by
+    another process that was faster.
+    """
     until = time.monotonic() + START_SECONDS
     while not _answers_for(folder):
         ended = process is not None and process.poll() is not None and owner_of(folder) is None
         if ended or time.monotonic() > until:
             log = folder / "stele-local.log"
             told = log.read_text(errors="replace").strip().splitlines()[-1:] if ended else []
-            why = told[0].removeprefix("Error: ") if told else f"it does not answer after {START_SECONDS:g} s"
+            why = told[0].removeprefix("Error: ") if told else f"no answer within {START_SECONDS:g} s"
             raise click.ClickException(f"the cluster did not start: {why} (its log: {log})")
         time.sleep(0.05)
 
 
 def _answers_for(folder: Path) -> bool:
-    """Whether the access file is that of the process which owns the folder now."""
+    """Whether the access file was written by the process that owns the folder now."""
     try:
         pid = json.loads((folder / "cluster.json").read_text())["pid"]
     except FileNotFoundError:
@@ -288,7 +298,7 @@ def _answers_for(folder: Path) -> bool:
 
 
 def _abandon(process: subprocess.Popen[bytes]) -> None:
-    """Ends the cluster that this command began to start."""
+    """End the cluster that this command began to start."""
     process.terminate()
     try:
         process.wait(STOP_SECONDS)
@@ -301,7 +311,9 @@ def _abandon(process: subprocess.Popen[bytes]) -> None:
 @click.option("--wipe", "wiped", is_flag=True, help="Remove the cluster too: its objects, volumes and logs.")
 @click.pass_obj
 def down(folder: Path, wiped: bool) -> None:
-    """Stop the cluster and all its processes, also after it was killed. `up` brings it back, with its data."""
+    """Stop the cluster and all its processes, even after the cluster itself was killed. `up` brings it back,
+    with its data.
+    """
     path = folder / "cluster.json"
     was_there = path.exists()
     if (owner := owner_of(folder)) is not None:
@@ -330,8 +342,9 @@ def down(folder: Path, wiped: bool) -> None:
 
 
 def _end(folder: Path, pid: int) -> None:
-    """Ends the cluster of the folder and its process, also if the process hangs or has not yet published
-    its address."""
+    """End the cluster of the folder and its process, even if the process hangs or has not published its
+    address yet.
+    """
     with contextlib.suppress(click.ClickException):
         _control(folder, "down")
         _gone(folder, pid)
@@ -341,7 +354,7 @@ def _end(folder: Path, pid: int) -> None:
 
 
 def _gone(folder: Path, pid: int) -> None:
-    """Waits a while for the process to end."""
+    """Wait for the process to end, but not for ever."""
     until = time.monotonic() + STOP_SECONDS
     while (owner_of(folder) == pid or Path(f"/proc/{pid}").exists()) and time.monotonic() < until:
         time.sleep(0.05)
@@ -406,7 +419,8 @@ def env(folder: Path) -> None:
 def exec_(folder: Path, namespace: str, command: tuple[str, ...]) -> None:
     """Run COMMAND with the cluster's DNS names and KUBECONFIG. Only Python programs see the names.
 
-    Everything after COMMAND belongs to it, options too: `stele-local exec stele table --help`."""
+    Everything after COMMAND belongs to it, including options: `stele-local exec stele table --help`.
+    """
     _access(folder)
     names = {"STELE_LOCAL_HOSTS": str(folder / "hosts.json"), "STELE_LOCAL_NAMESPACE": namespace}
     shim = Path(__file__).parent / "names"

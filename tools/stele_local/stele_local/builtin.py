@@ -1,7 +1,8 @@
 """Defaults, immutable fields and rules of single built-in kinds.
 
-Called only by `registry`. Defaults are those of a real API server, as far as our parts or kubectl users
-read them. tests/kube_contract/README.md lists the others."""
+Called only by `registry`. Defaults are those of a real API server, as far as stele_local or kubectl users
+read them. tests/kube_contract/README.md lists the others.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +19,11 @@ _serial = itertools.count(10)
 
 
 def on_create(plural: str, obj: Json) -> None:
-    """Fills in defaults in place; raises ApiError (invalid, or 501 for a part of a pod that no kubelet
-    here runs)."""
+    """Fill in defaults in place.
+
+    Raises:
+        ApiError: the object is invalid, or (501) a part of a pod is one that stele_local does not run.
+    """
     match plural:
         case "pods":
             _pod(obj)
@@ -221,7 +225,11 @@ def _service(obj: Json) -> None:
 
 
 def on_update(plural: str, old: Json, new: Json) -> None:
-    """Refuses changes of immutable fields; raises ApiError."""
+    """Refuse changes of immutable fields.
+
+    Raises:
+        ApiError: such a field has changed.
+    """
     name = new["metadata"]["name"]
     if plural == "pods":
         _pod_update(name, old, new)

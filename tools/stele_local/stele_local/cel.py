@@ -1,9 +1,10 @@
-"""CEL rules of a CRD (`x-kubernetes-validations`), evaluated with cel-python. Owns: compiling, and where a
-rule applies.
+"""Evaluates the CEL rules of a CRD (`x-kubernetes-validations`) with cel-python. Owns: compiling the rules,
+and where each rule applies.
 
-Invariant: a rule is evaluated as it is written or the request is answered 501; no rule is skipped. Not
+Invariant: no rule is skipped. Each rule is evaluated as it is written, or the request is answered 501. Not
 supported: type checks when the CRD is created (except of defaults), cost limits, `optionalOldSelf`, and
-Kubernetes' extension libraries other than `quantity`."""
+Kubernetes' extension libraries other than `quantity`.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ _ENVIRONMENT = celpy.Environment()
 
 
 class _Missing:
-    """No old value to compare with: transition rules do not apply."""
+    """Stands for an old value that does not exist. Transition rules do not apply then."""
 
 
 MISSING = _Missing()
@@ -101,7 +102,7 @@ class _Rule:
 
 
 class Rules:
-    """The compiled rules of one schema, by identity of the schema node that holds them."""
+    """The compiled rules of one schema, by the `id()` of the schema node that holds them."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema  # keeps the nodes alive, so that their Python ids stay unique
@@ -119,10 +120,10 @@ class Rules:
                 self._compile(value)
 
     def check(self, value: Any, old: Any = MISSING, ratchets: bool = True) -> list[Cause]:
-        """Every rule that `value` breaks. `old`: the object before an update.
+        """A cause for every rule that `value` breaks. `old`: the object before an update.
 
-        With `ratchets`, unchanged parts may break rules, because the rules may be newer than the object.
-        Transition rules always count.
+        With `ratchets`, parts that have not changed may break rules, because a rule may be newer than the
+        object. Transition rules are always checked.
         """
         return list(self._check(value, old, self._schema, "", ratchets)) if self._compiled else []
 
@@ -145,7 +146,9 @@ class Rules:
 
 
 def faults_of_defaults(schema: Schema, path: str) -> Iterator[Cause]:
-    """Rules that defaults break. The defaults are checked as written, without further defaults below them."""
+    """A cause for every rule that a default breaks. Defaults are checked as written, without the defaults of
+    fields inside them.
+    """
     for name, below in (schema.get("properties") or {}).items():
         where = f"{path}.properties[{name}]"
         if "default" in below:
@@ -158,7 +161,7 @@ def faults_of_defaults(schema: Schema, path: str) -> Iterator[Cause]:
 
 
 def _correlate(item: Any, old: Any, schema: Schema) -> Any:
-    """The old value of a list item. Only in lists of type map can items be matched."""
+    """The old value of a list item; MISSING if there is none. Items can be matched only in lists of type map."""
     keys = schema.get("x-kubernetes-list-map-keys")
     if not keys or not isinstance(old, list) or not isinstance(item, dict):
         return MISSING
@@ -169,7 +172,9 @@ def _correlate(item: Any, old: Any, schema: Schema) -> Any:
 
 @functools.cache
 def _program(text: str) -> Any:
-    """A parsed rule; cached, because parsing takes milliseconds and definitions repeat rules."""
+    """The program of a rule's text. It is cached, because parsing takes milliseconds and definitions repeat
+    rules.
+    """
     try:
         return _ENVIRONMENT.program(_ENVIRONMENT.compile(text), functions=_FUNCTIONS)
     except CELParseError as error:

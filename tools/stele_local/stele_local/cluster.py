@@ -1,12 +1,13 @@
-"""A complete one-machine Kubernetes: API server, controllers, machines. The Python API for tests and the
-demo.
+"""A complete one-machine Kubernetes: API server, controllers, machines. This is the Python API for tests and
+the demo.
 
     async with LocalCluster(folder) as cluster:
         await cluster.off("n2")
 
-Owns: the folder (kubeconfig, state, machines, logs, hosts file) and every process it starts. Invariants: none of
-those processes survives the context, also after an exception or Ctrl-C. A folder has one cluster at a time. A context
-that is entered again has the objects, volumes and addresses that it had before."""
+Owns: the folder (kubeconfig, state, machines, logs, hosts file) and every process that it starts. Invariants:
+none of those processes survives the context, even after an exception or Ctrl-C. A folder has one cluster at a
+time. If the context is entered again, the cluster has the objects, volumes and addresses that it had before.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +52,10 @@ _BUDGETS = next(kind for kind in BUILT_IN if kind.plural == "poddisruptionbudget
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`machines` and `zones`: None for those of the cluster that the folder holds, else 5 and 3.
-    `node_grace_seconds`: silence after which a machine's Node is NotReady (40 on a real cluster).
-    `start`: starts the processes of pods."""
+    """`machines` and `zones`: None means as many as the folder's cluster has, or 5 and 3 if there is none.
+    `node_grace_seconds`: after this silence a machine's Node is NotReady (40 on a real cluster). `start`: how
+    to start the processes of pods.
+    """
 
     machines: int | None = None
     zones: int | None = None
@@ -64,7 +66,7 @@ class Settings:
 
 
 class OtherSettings(Exception):
-    """The folder holds a cluster of another size; the message says what to do."""
+    """The folder holds a cluster of another size than was asked for. The message says what to do."""
 
 
 class LocalCluster:
@@ -191,22 +193,24 @@ class LocalCluster:
         write_private(self.folder / "cluster.json", json.dumps(access))
 
     def environment(self, namespace: str = "default") -> dict[str, str]:
-        """Environment variables of a process in the cluster: for the API, for DNS names, and to end with
-        the cluster."""
+        """Environment variables for a process in the cluster. With them it finds the API and the DNS names,
+        and ends with the cluster.
+        """
         return {"KUBECONFIG": str(self.kubeconfig), **self._kubelet.process_environment(namespace)}
 
     # -- the operator
 
     def start_operator(self) -> None:
-        """Runs Stele's operator beside the cluster, also after the next start in this folder. Does nothing if it runs
-        already."""
+        """Run Stele's operator beside the cluster, also after the next start in this folder. Does nothing if
+        it runs already.
+        """
         if self.operator is None:
             home = self.folder / "logs" / "operator"
             self.operator = OperatorProcess(self.kubeconfig, home, self.environment, self.settings.backoff)
             self._loops["keeper"].wake()
 
     async def stop_operator(self) -> None:
-        """Ends the operator. It does not start again with the cluster."""
+        """End the operator. It does not start again with the cluster."""
         if self.operator is not None:
             await self.operator.stop()
             self.operator = None
@@ -215,8 +219,11 @@ class LocalCluster:
     # -- machines
 
     async def off(self, name: str) -> None:
-        """Switch a machine off: SIGKILL to all its processes. Returns when they are gone. Raises KeyError
-        for an unknown machine, as do `on` and `wipe`."""
+        """Switch a machine off: kill all its processes with SIGKILL. Returns when they are gone.
+
+        Raises:
+            KeyError: there is no such machine. `on` and `wipe` raise this too.
+        """
         await self._kubelet.power_off(self.machines[name])
         log.info("machine off", machine=name)
 
@@ -227,7 +234,11 @@ class LocalCluster:
         log.info("machine on", machine=name)
 
     async def wipe(self, name: str) -> None:
-        """Empty a machine's disks; raises ValueError while it is on."""
+        """Empty a machine's disks.
+
+        Raises:
+            ValueError: the machine is on.
+        """
         try:
             self.machines.wipe(name)
         except ValueError as error:
@@ -240,8 +251,9 @@ class LocalCluster:
             loop.wake()
 
     def status(self) -> Json:
-        """Machines with their power, node state and pods; the pods that ran before and are not ready again; the
-        operator, if one was started."""
+        """The state of the cluster: its machines with their power, node state and pods; the operator, if one
+        was started. `returning` has the pods that ran before and are not ready again.
+        """
         rows = []
         for machine in self.machines:
             node = self.registry.find(NODE, "", machine.name)
@@ -264,7 +276,9 @@ class LocalCluster:
         return told | ({"operator": self.operator.status()} if self.operator else {})
 
     def _returning(self) -> list[str]:
-        """The pods that were ready when the cluster last stopped and are not yet ready again, on machines that are on."""
+        """Names of pods that were ready when the cluster last stopped and are not ready again, on machines
+        that are on.
+        """
         off = {machine.name for machine in self.machines if not machine.on}
         return [
             pod["metadata"]["name"]
@@ -275,7 +289,11 @@ class LocalCluster:
         ]
 
     async def _control(self, words: list[str]) -> Json:
-        """The control endpoint behind the command line; raises ApiError."""
+        """The control endpoint behind the command line. `words` are a command and its arguments.
+
+        Raises:
+            ApiError: there is no such command or machine, or the command cannot be run now.
+        """
         match words:
             case ["status"]:
                 return self.status()
@@ -306,7 +324,11 @@ class LocalCluster:
 
 
 def _size(folder: Path, settings: Settings, kept: keeper.Identity | None) -> tuple[int, int]:
-    """Machines and zones. Raises OtherSettings where the folder holds a cluster of another size."""
+    """The numbers of machines and zones.
+
+    Raises:
+        OtherSettings: the folder holds a cluster of another size.
+    """
     if kept is None:
         return settings.machines or MACHINES, settings.zones or ZONES
     asked = settings.machines or kept.machines, settings.zones or kept.zones
@@ -319,9 +341,12 @@ def _size(folder: Path, settings: Settings, kept: keeper.Identity | None) -> tup
 
 
 def _claim_network(before: str, avoid: str = "") -> tuple[socket.socket, str]:
-    """A /16 of loopback that no other cluster of this machine uses; held by an abstract socket until we end.
+    """Claim a /16 network of loopback that no other cluster of this machine uses. It is claimed as long as
+    the returned socket is open.
 
-    `before`: the one that this cluster had, taken if it is free. `avoid`: the one of a cluster that comes back."""
+    `before`: the network that this cluster had, taken if it is free. `avoid`: the network of the folder from
+    which this one was copied.
+    """
     networks = [f"127.{second}" for second in range(20, 250) if f"127.{second}" != avoid]
     for network in (*([before] if before else []), *networks):
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,7 +1,9 @@
-"""One container: a process group that is started, probed, restarted with back-off, and stopped in time.
+"""Runs one container as a process group: starts it, probes it, restarts it with back-off, and stops it in
+time.
 
 Owns: the processes and the container's status. Reports every change to its pod through `on_change`.
-Invariant: after `run` has ended or `kill` was called, no process of the group is left."""
+Invariant: after `run` has ended or `kill` was called, no process of the group is left.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ Tell = Callable[[str, str, str], None]  # type, reason, message of an event
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to run. `command` is found on the PATH of `environment`."""
+    """What to run. `command` is looked up on the PATH of `environment`."""
 
     command: list[str]
     environment: dict[str, str]
@@ -40,7 +42,7 @@ class Program:
 
 
 class Process(Protocol):
-    """What a container needs of its process, as `subprocess.Popen` offers it."""
+    """The operations on a process that a container needs. `subprocess.Popen` has them."""
 
     pid: int
 
@@ -52,11 +54,13 @@ class Process(Protocol):
 
 
 Start = Callable[[Program, int], Process]
-"""Starts a program whose output goes to this descriptor. It leads a session of its own, and dies with this process."""
+"""Starts a program whose output goes to this file descriptor. The program leads a session of its own, and
+dies with this process.
+"""
 
 
 def start_process(program: Program, output: int) -> Process:
-    """Starts the program through launch.py, so that it dies with this process."""
+    """Start the program through launch.py, so that it dies with this process."""
     # Not asyncio's: in Python 3.11 a cancellation during the start of a process can hang for ever.
     return subprocess.Popen(
         [sys.executable, "-S", "-E", LAUNCH, str(os.getpid()), *program.command],
@@ -67,8 +71,9 @@ def start_process(program: Program, output: int) -> Process:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """The pause before a restart: none before the first, then doubling. A run of `reset_seconds` resets
-    it."""
+    """The pause before a restart. There is none before the first restart; then the pause doubles. After a run
+    of `reset_seconds` the count begins anew.
+    """
 
     first_seconds: float = 1.0
     most_seconds: float = 20.0
@@ -79,7 +84,7 @@ class Backoff:
 
 
 class Container:
-    """Runs the container `spec` of a pod until told to stop."""
+    """Runs the container `spec` of a pod until `stop` or `kill`."""
 
     def __init__(
         self,
@@ -120,7 +125,7 @@ class Container:
         return status
 
     async def run(self) -> None:
-        """Runs until the container has ended for good, by its policy or because of `stop`."""
+        """Run until the container has ended for good, by its restart policy or because of `stop`."""
         crashes = code = 0
         try:
             while True:
@@ -158,7 +163,9 @@ class Container:
                 await self._stopping.wait()
 
     async def _prepared(self) -> Program | None:
-        """Waits until its volumes and config maps exist, also before a restart; None if it must stop."""
+        """Wait until its volumes and config maps exist, also before a restart. Returns the program, or None
+        if the container must stop.
+        """
         while not self._stopping.is_set():
             try:
                 return self._prepare()
@@ -209,7 +216,7 @@ class Container:
         return ending | ({"message": message} if message else {})
 
     async def _attend(self, process: Process) -> int:
-        """Probes and waits; returns the exit code (128 + signal for a killed one)."""
+        """Probe the process and wait for its end. Returns the exit code: 128 + signal if it was killed."""
         ended = asyncio.create_task(_exit_code(process))
         stopped = asyncio.create_task(self._stopping.wait())
         sick = asyncio.create_task(self._probe())
@@ -231,7 +238,7 @@ class Container:
                 task.cancel()
 
     async def _probe(self) -> None:
-        """Keeps `started` and `ready`; returns when the container must be restarted."""
+        """Keep `started` and `ready` up to date. Returns when the container must be restarted."""
         if startup := self.spec.get("startupProbe"):
             async for holds, why in probes.verdicts(startup, self.spec, self._address):
                 if holds:
@@ -272,19 +279,21 @@ class Container:
         )
 
     def stop(self, grace_seconds: float) -> None:
-        """Asks the container to end: SIGTERM, and SIGKILL after the grace."""
+        """Ask the container to end: SIGTERM now, and SIGKILL after `grace_seconds`."""
         self._grace_seconds = grace_seconds
         self._stopping.set()
 
     def kill(self) -> None:
-        """SIGKILL to the whole group, at once."""
+        """Send SIGKILL to the whole process group at once."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
 
 async def _exit_code(process: Process) -> int:
-    """Waits until the process has ended. Returns its exit code, or minus the number of the signal that ended it."""
+    """Wait until the process has ended. Returns its exit code, or minus the number of the signal that ended
+    it.
+    """
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     descriptor = os.pidfd_open(process.pid) if process.poll() is None else None
     if descriptor is not None:
@@ -298,8 +307,9 @@ async def _exit_code(process: Process) -> int:
 
 
 def base_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """What every process starts with: this interpreter's programs first on the PATH, and nothing of our
-    own secrets."""
+    """The environment variables of every process. This interpreter's programs come first on the PATH. Secrets
+    of stele_local's own environment are left out.
+    """
     kept = {
         key: os.environ[key] for key in ("LANG", "LC_ALL", "TZ", "TMPDIR", "JAVA_HOME") if key in os.environ
     }

@@ -1,7 +1,8 @@
-"""Level-triggered loops over the registry: a pass looks at all objects and does what is missing.
+"""Level-triggered loops over the registry: each pass looks at all objects and does what is missing.
 
-Owns: waking and running passes, events, and two controllers without state: garbage collection with
-namespaces, and disruption budgets. Invariant: a pass may be repeated or interrupted anywhere."""
+Owns: waking and running passes; events; garbage collection, which includes namespaces; disruption budgets.
+These last two keep no state. Invariant: a pass may be repeated, or interrupted anywhere.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +26,11 @@ BATCH_SECONDS = 0.01  # changes that come together are looked at together
 
 
 class Loop:
-    """Runs `step` whenever something changed, and every `interval_seconds`; at most once in `batch_seconds`.
+    """Runs `step` whenever something changed, and every `interval_seconds`, but at most once in
+    `batch_seconds`.
 
-    No `asyncio.wait_for` here or elsewhere: before Python 3.12 it can swallow a cancellation."""
+    No `asyncio.wait_for` here or elsewhere: before Python 3.12 it can swallow a cancellation.
+    """
 
     def __init__(
         self,
@@ -196,7 +199,7 @@ def _finish_crd(registry: Registry, crd: Json) -> None:
 
 
 def count_budgets(registry: Registry, budgets: Kind) -> None:
-    """Updates the status of PodDisruptionBudgets with integer `minAvailable` or `maxUnavailable`."""
+    """Update the status of PodDisruptionBudgets whose `minAvailable` or `maxUnavailable` is an integer."""
     for budget in registry.store.objects(budgets.key):
         metadata, spec = budget["metadata"], budget.get("spec") or {}
         pods = [

@@ -1,4 +1,4 @@
-"""API discovery: versions, groups, resources, and as much OpenAPI as `kubectl apply` needs. Pure."""
+"""API discovery: versions, groups, resources, and the OpenAPI that `kubectl apply` needs. Pure."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def openapi_index(kinds: list[Kind]) -> Json:
 
 
 def openapi(group: str, version: str, kinds: list[Kind]) -> Json:
-    """Just enough OpenAPI for kubectl to see that this server validates fields itself (`fieldValidation`)."""
+    """The least OpenAPI that shows kubectl that this server validates fields itself (`fieldValidation`)."""
     paths: Json = {}
     check = [{"name": "fieldValidation", "in": "query", "schema": {"type": "string", "uniqueItems": True}}]
     for kind in (k for k in kinds if (k.group, k.version) == (group, version)):

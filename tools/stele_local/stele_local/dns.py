@@ -1,8 +1,9 @@
 """The DNS names of the cluster: services, and pods of headless services. Owns the hosts file that `names/`
 reads.
 
-The name of a service resolves to its pods' addresses (there are no virtual ones), so clients must use
-target ports."""
+The name of a service resolves to its pods' addresses, because services have no addresses of their own here.
+So clients must use target ports.
+"""
 
 from __future__ import annotations
 
@@ -66,5 +67,5 @@ class HostsFile:
         self._written = current
 
     def environment(self, namespace: str) -> dict[str, str]:
-        """Environment variables with which a process sees these names."""
+        """Environment variables with which a process can resolve these names."""
         return {"STELE_LOCAL_HOSTS": str(self.path), "STELE_LOCAL_NAMESPACE": namespace}

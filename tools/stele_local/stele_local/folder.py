@@ -1,7 +1,8 @@
 """The folder of a cluster: its owner, its content, and how it is emptied. Used by `cluster` and by the
 command.
 
-Invariant: one process at a time owns a folder, and holds its lock until it ends, however it ends."""
+Invariant: one process at a time owns a folder. It holds the folder's lock until it ends, however it ends.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +20,23 @@ _OURS = ("machines", "logs", STATE, "cluster.json", "kubeconfig", "hosts.json", 
 
 
 class FolderTaken(Exception):
-    """Another cluster runs in the folder. Otherwise its processes would be mistaken for leftovers of an
-    earlier owner."""
+    """Another cluster runs in the folder. It must not be started twice: the second start would kill the
+    processes of the first as leftovers.
+    """
 
 
 def as_called(folder: Path) -> str:
-    """The command line of `stele-local` for this folder, as a person types it."""
+    """The command `stele-local` with the options for this folder, as a person types it."""
     return f"stele-local --folder {shlex.quote(str(folder))}"
 
 
 def own(folder: Path) -> int:
-    """Takes the lock and writes our process id into it; it holds until the descriptor is closed. Raises FolderTaken."""
+    """Take the folder's lock, and write this process's id into it. The lock holds until the returned
+    descriptor is closed.
+
+    Raises:
+        FolderTaken: another process has the lock.
+    """
     descriptor = _lock(folder, make=True)
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, str(os.getpid()).encode(), 0)
@@ -37,7 +44,12 @@ def own(folder: Path) -> int:
 
 
 def _lock(folder: Path, *, make: bool = False) -> int:
-    """Locks the folder. Raises FolderTaken; FileNotFoundError if there is no lock, unless `make`."""
+    """Lock the folder. With `make`, create the lock file if there is none.
+
+    Raises:
+        FolderTaken: another process has the lock.
+        FileNotFoundError: there is no lock file.
+    """
     path = folder / "lock"
     while True:
         descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if make else 0), 0o600)
@@ -58,7 +70,7 @@ def _lock(folder: Path, *, make: bool = False) -> int:
 def owner_of(folder: Path) -> int | None:
     """Process id of the cluster that runs, starts or hangs in the folder.
 
-    None: there is no such process. 0: there is one, but its id is unknown.
+    None means that there is no such process; 0 that there is one whose id is unknown.
     """
     with contextlib.suppress(FileNotFoundError):
         for _ in range(100):
@@ -75,7 +87,7 @@ def owner_of(folder: Path) -> int | None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replaces the file as a whole; only its owner may read it."""
+    """Replace the file as a whole. Only its owner may read it."""
     aside = path.with_suffix(".new")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
@@ -84,7 +96,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def kept(folder: Path) -> int | None:
-    """Bytes on disk of a cluster that `up` would bring back; None if there is none."""
+    """Bytes on disk of the cluster that `up` would bring back; None if there is none."""
     if not (folder / STATE).exists() and not any((folder / "machines").glob("*/volumes/*")):
         return None
     used = 0
@@ -95,8 +107,12 @@ def kept(folder: Path) -> int | None:
 
 
 def wipe(folder: Path) -> None:
-    """Removes everything that a cluster made here; other files in the folder stay. Raises FolderTaken,
-    OSError."""
+    """Remove everything that a cluster made here. Other files in the folder stay.
+
+    Raises:
+        FolderTaken: a cluster runs in the folder.
+        OSError: a file cannot be removed.
+    """
     try:
         descriptor = _lock(folder, make=True)
     except FileNotFoundError:  # there is no such folder

@@ -1,7 +1,9 @@
-"""The API server's HTTP: paths, media types, bodies in and out. Every rule of the API itself is in
+"""The API server's HTTP: paths, media types, bodies in and out. All rules of the API itself are in
 `registry`.
 
-Invariant: a request for something that is not offered is answered 501 with a Status body, never half done."""
+Invariant: a request for something that is not offered is answered 501 with a Status body. It is never carried
+out in part.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ class ApiServer:
         self.app.router.add_route("*", "/{path:.*}", self._serve)
 
     def end(self) -> None:
-        """Ends all watches, so that the server can stop at once."""
+        """End all watches, so that the server can stop at once."""
         self._ending = True
         self._registry.store.end_watches()
 
@@ -70,8 +72,9 @@ class ApiServer:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Check the token, a bearer token or a prefix of the path, since kubectl sends no bearer token
-        over plain HTTP."""
+        """Check the token. It is a bearer token or the first part of the path, since kubectl sends no bearer
+        token over plain HTTP.
+        """
         parts = [part for part in request.path.split("/") if part]
         request[_PARTS] = parts[1:] if parts[:1] == [self._token] else parts
         authorised = hmac.compare_digest(request.headers.get("Authorization", ""), f"Bearer {self._token}")
@@ -373,14 +376,22 @@ def _decode(text: str, prefix: str = "") -> Any:
 
 
 async def _text(request: web.Request, kind: Kind) -> str:
-    """The body; raises ApiError 501 for protobuf, which a real API server reads only for built-in kinds."""
+    """The body as text.
+
+    Raises:
+        ApiError: 501 for protobuf, which a real API server reads only for built-in kinds.
+    """
     if request.content_type == PROTOBUF and not kind.custom:
         raise status.not_offered("bodies in protobuf, as kubectl drain sends them")
     return await request.text()
 
 
 async def _read_object(request: web.Request, kind: Kind) -> Json:
-    """The body as an object of `kind`; raises ApiError 400, 415 or 501."""
+    """The body as an object of `kind`.
+
+    Raises:
+        ApiError: 400, 415 or 501, if the body cannot be read as such an object.
+    """
     text = await _text(request, kind)
     if request.content_type == "application/yaml":
         try:

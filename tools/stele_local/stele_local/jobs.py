@@ -1,8 +1,9 @@
 """The Job controller: one pod at a time, until one succeeds or the Job's policy is used up.
 
-Owns: the pods and the status of Jobs. Offers completions of one, backoffLimit, activeDeadlineSeconds and rules by exit
-code. Pods that have ended stay until the Job is deleted. Invariants: a Job has at most one pod that runs. A finished
-Job gets no further pod."""
+Owns: the pods and the status of Jobs. Offers completions of one, backoffLimit, activeDeadlineSeconds and
+rules by exit code. Pods that have ended stay until the Job is deleted. Invariants: a Job has at most one
+running pod. A finished Job gets no further pod.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ _DONE = "Reached expected number of succeeded pods"
 
 @dataclass(slots=True)
 class _Known:
-    """What a Job's pods were. `before`: failures of pods that an earlier process counted and that are gone now."""
+    """What this process knows of a Job's pods. `before`: failures that an earlier process counted, of pods
+    that are gone now. `since`: when a pod last failed.
+    """
 
     before: int = 0
     failed: set[str] = field(default_factory=set)
@@ -36,7 +39,7 @@ class _Known:
 
 
 class Jobs:
-    """Runs the Jobs of all namespaces. `backoff`: the pauses before further pods."""
+    """Runs the Jobs of all namespaces. `backoff`: the pauses between the pods of a Job."""
 
     def __init__(self, registry: Registry, backoff: Backoff) -> None:
         self._registry, self._backoff = registry, backoff
@@ -90,7 +93,7 @@ class Jobs:
             self._recorder.tell(job, JOB, "Normal" if succeeded else "Warning", *_event(succeeded, *why))
 
     def _counted(self, job: Json, pods: list[Json]) -> _Known:
-        """Count the pods that failed, also those that were deleted while they ran."""
+        """Count the Job's pods that failed. Pods that were deleted while they ran count too."""
         uid = job["metadata"]["uid"]
         there = {p["metadata"]["uid"]: find(p, "status", "phase") for p in pods}
         failed = {pod for pod, phase in there.items() if phase == "Failed"}
@@ -143,7 +146,7 @@ def _clock() -> float:
 
 
 def _since_failure(known: _Known) -> float:
-    """Seconds since the last pod failed."""
+    """Seconds since a pod of the Job last failed."""
     return _clock() - known.since
 
 
@@ -152,7 +155,7 @@ def _finished(job: Json) -> bool:
 
 
 def _refused(job: Json, pods: list[Json]) -> str:
-    """Why the policy for failed pods ends the Job; "" if it does not."""
+    """Why the Job's rules for failed pods end the Job; "" if they do not."""
     rules = find(job, "spec", "podFailurePolicy", "rules", default=[])
     for pod in pods:
         for status in find(pod, "status", "containerStatuses", default=[]):

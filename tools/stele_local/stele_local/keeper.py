@@ -1,9 +1,10 @@
-"""Keeps the cluster's state across restarts: `state.json` in the folder, from which `up` brings back the
+"""Keeps the cluster's state across restarts, in `state.json` of the folder. From it `up` brings back the
 cluster that `down` stopped.
 
 Owns: the file. Must not know what objects mean. Invariant: the file is one moment of the store, replaced as a
 whole. A kill -9 loses at most the last second's writes, as if the API server had been restored from a backup
-of that moment."""
+of that moment.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +26,14 @@ _FORMAT = 1
 
 
 class StateUnreadable(Exception):
-    """The kept state cannot be read; the message says what to do."""
+    """The kept state cannot be read. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a cluster keeps beside its objects. `operator`: whether it runs one. `folder`: where it is; "": an earlier
-    program wrote the state."""
+    """What a cluster keeps beside its objects. `operator`: whether it runs one. `folder`: the cluster's
+    folder; "" if an older version of stele_local wrote the state.
+    """
 
     network: str
     token: str
@@ -42,8 +44,12 @@ class Identity:
 
 
 def load(home: Path, store: Store) -> Identity | None:
-    """Fills the store with the kept state. Returns None, and leaves the store empty, if there is none. Of a copied
-    folder, all objects are new ones, and the identity names the original's folder. Raises StateUnreadable."""
+    """Fill the store with the kept state. If there is none, return None and leave the store empty. If the
+    folder is a copy, all objects are new, and the identity names the folder of the original.
+
+    Raises:
+        StateUnreadable: the state cannot be read.
+    """
     path = home / folder.STATE
     try:
         state = json.loads(path.read_text())
@@ -63,7 +69,7 @@ def load(home: Path, store: Store) -> Identity | None:
 
 
 class Keeper:
-    """Writes the file when something changed. Events are not kept."""
+    """Writes the file whenever something changed. Events are not kept."""
 
     def __init__(self, home: Path, store: Store, identity: Callable[[], Identity]) -> None:
         self._path, self._store, self._identity = home / folder.STATE, store, identity

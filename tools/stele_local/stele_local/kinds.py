@@ -1,7 +1,9 @@
-"""The kinds. Owns: the table of built-in kinds, and the conversion of a CustomResourceDefinition to a `Kind`.
+"""The kinds that are served. Owns: the table of built-in kinds, and the conversion of a
+CustomResourceDefinition to a `Kind`.
 
-Holds no objects. Invariant: a `Kind` has all that the generic code needs. Only `builtin` and the
-controllers look at kinds by name."""
+Holds no objects. Invariant: a `Kind` has all that the generic code needs. Only `builtin` and the controllers
+look at kinds by name.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One served kind. `schema` is None for built-in kinds: their fields are not pruned here."""
+    """One served kind. `schema`: None for built-in kinds, whose fields are not pruned here."""
 
     group: str
     version: str
@@ -48,7 +50,7 @@ class Kind:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Where its objects are stored: the same for all versions."""
+        """The key of the table with its objects. It is the same for all versions of the kind."""
         return (self.group, self.plural)
 
     @property
@@ -117,7 +119,7 @@ EVENT = next(kind for kind in BUILT_IN if kind.plural == "events")
 
 
 def from_crd(crd: Json) -> list[Kind]:
-    """The served versions of a definition, the storage version first."""
+    """A kind for each served version of a definition, the storage version first."""
     spec, names = crd["spec"], crd["spec"]["names"]
     kinds = []
     for version in sorted(spec["versions"], key=lambda v: not v.get("storage")):

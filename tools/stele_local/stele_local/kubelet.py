@@ -1,8 +1,9 @@
-"""The kubelets: they run the pods of machines that are on, as processes. Owns a `Pod` for each, and pod
-addresses.
+"""The kubelets: they run the pods of machines that are on, as processes. Owns a `Pod` for each, and the
+addresses of pods.
 
-Invariants: after `power_off` has returned the machine runs no process. A pod's object is removed only
-after its processes are gone."""
+Invariants: after `power_off` has returned, the machine runs no process. A pod's object is removed only after
+its processes are gone.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +32,9 @@ log = structlog.get_logger("stele_local.kubelet")
 
 
 class Addresses:
-    """A loopback address for each pod name, which never changes. `given`: the addresses that names have
-    already."""
+    """Gives each pod name a loopback address that never changes. `given`: the addresses that pods already
+    have, by name.
+    """
 
     def __init__(self, network: str, given: Mapping[str, str]) -> None:
         self._given = {name: address for name, address in given.items() if address.startswith(f"{network}.")}
@@ -46,7 +48,7 @@ class Addresses:
 
 
 class Pod:
-    """One pod on one machine."""
+    """Runs one pod on one machine."""
 
     def __init__(self, kubelet: Kubelet, machine: Machine, pod: Json) -> None:
         self._kubelet, self.machine, self._pod = kubelet, machine, pod
@@ -61,12 +63,12 @@ class Pod:
         self.task = asyncio.create_task(self._run(), name=f"pod {name}")
 
     def see(self, pod: Json) -> None:
-        """Store the latest version of this pod."""
+        """Take over the newest version of the pod's object."""
         self._pod = pod
         self._changed.set()
 
     def kill(self) -> None:
-        """End everything now, because the machine was switched off or the object is gone."""
+        """End everything at once, because the machine was switched off or the object is gone."""
         for container in self.containers.values():
             container.kill()
         self.task.cancel()
@@ -124,7 +126,7 @@ class Pod:
     # -- starting
 
     async def _ready_to_start(self) -> bool:
-        """Waits for volumes and config; False if the pod was deleted meanwhile."""
+        """Wait for the pod's volumes and config maps. False if the pod was deleted meanwhile."""
         while not self._deleted():
             try:
                 for spec in self._pod["spec"]["containers"]:
@@ -162,7 +164,9 @@ class Pod:
         return 0
 
     def _start_containers_status(self) -> None:
-        """Reset the status: containers of an earlier run, before the machine was off, no longer run."""
+        """Set the pod's phase and addresses before its containers start. Containers that ran before the
+        machine was off no longer run.
+        """
 
         def begin(new: Json) -> None:
             status = new["status"]
@@ -201,8 +205,11 @@ class Pod:
             )
 
     def _program(self, container: Json) -> Program:
-        """What to run for a container. Raises NotYet while a volume or a config map is missing, and without a
-        command."""
+        """The program to run for a container.
+
+        Raises:
+            NotYet: a volume or a config map is missing, or the container has no command.
+        """
         sources = self._kubelet.sources
         mounted = podspec.mounts(sources, self._pod, container, self._home)
         declared = podspec.environment(sources, self._pod, container)
@@ -288,7 +295,9 @@ class Kubelet:
         self._power = {machine.name: asyncio.Lock() for machine in machines}
 
     def process_environment(self, namespace: str) -> dict[str, str]:
-        """Environment variables that mark a process as part of this cluster and let it see cluster names."""
+        """Environment variables that mark a process as part of this cluster, and with which it resolves
+        cluster names.
+        """
         return {
             "PYTHONPATH": str(dns.SHIM),
             processes.FOLDER_VARIABLE: str(self._folder),
@@ -311,8 +320,9 @@ class Kubelet:
                 self._pods[uid] = Pod(self, machine, pod)
 
     async def power_off(self, machine: Machine) -> None:
-        """SIGKILL to all of the machine's processes; returns once they are gone. Its pods keep their last
-        status."""
+        """Kill all of the machine's processes with SIGKILL. Returns once they are gone. The machine's pods
+        keep their last status.
+        """
         async with self._power[machine.name]:
             machine.on = False
             for uid in [uid for uid, pod in self._pods.items() if pod.machine is machine]:
@@ -320,7 +330,9 @@ class Kubelet:
             await self._gone(machine)
 
     async def power_on(self, machine: Machine) -> None:
-        """Start its pods again, after the last process from before `power_off` is gone."""
+        """Switch the machine on, once the last process from before `power_off` is gone. The next pass starts
+        its pods again.
+        """
         async with self._power[machine.name]:
             if not machine.on:
                 await self._gone(machine)  # an earlier power_off may have been cancelled
@@ -342,7 +354,11 @@ class Kubelet:
         await asyncio.gather(*(pod.task for pod in self._ending), return_exceptions=True)
 
     async def read_log(self, pod: Json, query: Mapping[str, str]) -> str:
-        """The log of one container; raises ApiError."""
+        """The log of one container.
+
+        Raises:
+            ApiError: there is no such container or log, or its machine is off.
+        """
         names = [container["name"] for container in pod["spec"]["containers"]]
         name = query.get("container") or names[0]
         if name not in names:
@@ -366,7 +382,7 @@ class Kubelet:
 
 
 def _addresses_of_pods(registry: Registry) -> dict[str, str]:
-    """The addresses that an earlier process gave to existing pods."""
+    """The addresses of existing pods, by name. An earlier process gave them."""
     return {
         f"{pod['metadata']['namespace']}/{pod['metadata']['name']}": find(pod, "status", "podIP", default="")
         for pod in registry.store.objects(POD.key)
@@ -374,9 +390,11 @@ def _addresses_of_pods(registry: Registry) -> dict[str, str]:
 
 
 def mark_stopped(registry: Registry) -> set[str]:
-    """After a restart of the whole cluster: no existing pod is ready until its processes run again.
+    """After a restart of the whole cluster: mark all existing pods as not ready until their processes run
+    again.
 
-    Returns the uids of the pods that were ready before."""
+    Returns the uids of the pods that were ready before.
+    """
     were_ready = {pod["metadata"]["uid"] for pod in registry.store.objects(POD.key) if is_ready(pod)}
 
     def stopped(new: Json) -> None:

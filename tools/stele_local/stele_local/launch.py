@@ -1,6 +1,7 @@
 """Starts a container's program so that it dies with stele_local. Run as a script.
 
-Usage: launch.py PARENT_PID PROGRAM ARGUMENT...   It imports only light modules, to start fast."""
+Usage: launch.py PARENT_PID PROGRAM ARGUMENT... It imports only light modules, to start fast.
+"""
 
 import ctypes
 import os

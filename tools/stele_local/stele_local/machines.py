@@ -23,7 +23,7 @@ _CAPACITY = {"cpu": "64", "memory": "256Gi", "pods": "110", "ephemeral-storage":
 
 @dataclass(slots=True)
 class Machine:
-    """One machine. `seen`: when it was last on, by the monotonic clock."""
+    """One machine. `seen`: when it was last on, in seconds of the monotonic clock."""
 
     name: str
     zone: str
@@ -34,7 +34,7 @@ class Machine:
 
 
 class Machines:
-    """All machines of the cluster and the controller of their nodes."""
+    """All machines of the cluster, and the controller of their Node objects."""
 
     def __init__(
         self, registry: Registry, folder: Path, count: int, zones: int, network: str, grace_seconds: float
@@ -62,7 +62,11 @@ class Machines:
         return self._machines.get(name)
 
     def wipe(self, name: str) -> None:
-        """Empty its disks. Raises ValueError while it is on."""
+        """Empty a machine's disks.
+
+        Raises:
+            ValueError: the machine is on.
+        """
         machine = self._machines[name]
         if machine.on:
             raise ValueError(f"machine {name} is on; switch it off first")
@@ -70,8 +74,9 @@ class Machines:
         machine.folder.mkdir(parents=True)
 
     def step(self) -> None:
-        """Register and refresh the Nodes of machines that are on; make silent Nodes and their pods not
-        ready."""
+        """Register and refresh the Nodes of machines that are on. Mark silent Nodes and their pods as not
+        ready.
+        """
         for machine in self:
             node = self._registry.find(NODE, "", machine.name)
             if machine.on:
@@ -138,7 +143,7 @@ def condition(obj: Json, type_: str) -> str | None:
 
 
 def set_condition(obj: Json, type_: str, value: str, reason: str = "", message: str = "") -> None:
-    """Sets one of `status.conditions`. The transition time changes only with the value."""
+    """Set one of `status.conditions`. The transition time changes only with the value."""
     conditions = obj.setdefault("status", {}).setdefault("conditions", [])
     old = next((c for c in conditions if c["type"] == type_), None)
     new: Json = {"type": type_, "status": value, "lastTransitionTime": now()}

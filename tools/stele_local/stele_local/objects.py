@@ -1,5 +1,6 @@
-"""Small pure helpers on JSON objects: times, names, merge patch, paths, quantities. Imports nothing of
-ours but `status`."""
+"""Small pure helpers for JSON objects: times, names, merge patches, paths, quantities. Of stele_local it
+imports only `status`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _STEP = re.compile(
 
 
 def now() -> str:
-    """The time in UTC and whole seconds, as in metadata."""
+    """The present time in UTC and whole seconds, in the format of metadata."""
     return stamp(datetime.datetime.now(datetime.UTC))
 
 
@@ -35,7 +36,7 @@ def parse_time(text: str) -> datetime.datetime:
 
 
 def age(text: str | None) -> str:
-    """Time since `text` in kubectl's short form."""
+    """The time since the timestamp `text`, in kubectl's short form."""
     if not text:
         return "<unknown>"
     seconds = max(0, int((datetime.datetime.now(datetime.UTC) - parse_time(text)).total_seconds()))
@@ -56,7 +57,7 @@ def random_suffix() -> str:
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
-    """A merge patch (RFC 7386) applied to a new value; the arguments are unchanged."""
+    """The object after a merge patch (RFC 7386). The arguments are not changed."""
     if not isinstance(patch, dict):
         return patch
     result = dict(target) if isinstance(target, dict) else {}
@@ -78,7 +79,7 @@ def find(obj: Any, *keys: str, default: Any = None) -> Any:
 
 
 def drop_nulls(value: Any) -> Any:
-    """A copy without null fields, as a real API server decodes built-in kinds."""
+    """A copy without null fields. A real API server decodes objects of built-in kinds in this way."""
     if isinstance(value, dict):
         return {key: drop_nulls(item) for key, item in value.items() if item is not None}
     return [drop_nulls(item) for item in value] if isinstance(value, list) else value
@@ -89,12 +90,14 @@ def without(obj: Json, *keys: str) -> Json:
 
 
 def json_path(obj: Any, path: str) -> Iterator[Any]:
-    """The values that a printer column's JSONPath names: fields, indexes, and one-field equality filters."""
+    """The values that the JSONPath of a printer column names. Supported: fields, indexes, and filters that
+    compare one field.
+    """
     found, position = [obj], 0
     while position < len(path):
         step = _STEP.match(path, position)
         if step is None or step.end() == position:
-            raise ValueError(f"JSONPath {path!r}: cannot read from {path[position:]!r} on")
+            raise ValueError(f"JSONPath {path!r}: cannot read the part {path[position:]!r}")
         name, index, quoted, key, wanted = step.groups()
         name = quoted or (name and re.sub(r"\\(.)", r"\1", name))
         if name is not None:
@@ -114,7 +117,11 @@ def json_path(obj: Any, path: str) -> Iterator[Any]:
 
 
 def quantity(text: str | int | float) -> Decimal:
-    """A Kubernetes quantity ("10Gi", "500m") in its base unit; raises ValueError."""
+    """A Kubernetes quantity ("10Gi", "500m") as a number of its base unit.
+
+    Raises:
+        ValueError: the text is not a quantity.
+    """
     parts = re.fullmatch(r"([+-]?[0-9.]+)([A-Za-z]{0,2})", str(text))
     if parts is None or parts[2] not in _UNITS or not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)", parts[1]):
         raise ValueError(

@@ -1,6 +1,9 @@
-"""Stele's operator beside the cluster: started again when it ends, with back-off, as a Deployment would.
+"""Runs Stele's operator beside the cluster. If it ends, it is started again with back-off, as by a
+Deployment.
 
-Owns: that process. Invariant: it runs on no machine, so `off` never ends it; it ends with the cluster."""
+Owns: that process. Invariant: the operator runs on no machine, so `off` never ends it; it ends with the
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ _NAME = "operator"
 
 
 class OperatorProcess:
-    """`stele-operator run` for all namespaces. `environment`: what marks a process as part of the cluster."""
+    """The process `stele-operator run`, for all namespaces. `environment` returns the variables that mark a
+    process as part of the cluster.
+    """
 
     def __init__(
         self, kubeconfig: Path, folder: Path, environment: Callable[[], dict[str, str]], backoff: Backoff
@@ -47,7 +52,7 @@ class OperatorProcess:
         self._task = asyncio.create_task(self._container.run(), name=_NAME)
 
     def status(self) -> Json:
-        """Its state as a container's, its restarts, and where its log is."""
+        """The operator's state in the words of a container's, its restarts, and the path of its log."""
         status = self._container.status()
         return {
             "state": next(iter(status["state"])),
@@ -56,7 +61,9 @@ class OperatorProcess:
         }
 
     async def stop(self) -> None:
-        """SIGTERM, so that it releases its lease; SIGKILL after some seconds. Returns when it is gone."""
+        """Send SIGTERM, so that the operator releases its lease; after some seconds send SIGKILL. Returns
+        when it is gone.
+        """
         self._container.stop(_GRACE_SECONDS)
         await asyncio.wait({self._task})
 

@@ -1,7 +1,8 @@
 """Converts a container's spec to the environment, arguments and real folders of a process. Starts nothing.
 
-Processes see the real file system. So a mountPath in an argument or variable is replaced by its real
-folder, at the start or after `=`, `:` or `,`. Raises NotYet while a part is missing."""
+Processes see the real file system. So a mountPath in an argument or variable is replaced by its real folder.
+It is recognized at the start of the text, or after `=`, `:` or `,`. Raises NotYet while a part is missing.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _VARIABLE = re.compile(r"\$\$|\$\(([A-Za-z_][\w.-]*)\)")
 
 
 class NotYet(Exception):
-    """A volume, claim or config map is missing. `reason`: for the event and the container's state."""
+    """A volume, claim or config map is missing. `reason` goes into the event and into the container's state."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -45,7 +46,7 @@ class Sources:
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Expands `$(NAME)` as Kubernetes does: unknown names stay, `$$` is one dollar."""
+    """Expand `$(NAME)` as Kubernetes does: unknown names stay as they are, and `$$` becomes one dollar."""
     return _VARIABLE.sub(lambda m: "$" if m[0] == "$$" else variables.get(m[1], m[0]), text)
 
 
@@ -63,7 +64,7 @@ def _data(sources: Sources, kind: Kind, namespace: str, name: str, optional: boo
 
 
 def field_value(pod: Json, path: str) -> str:
-    """The downward API: `metadata.annotations['key']`, `status.podIP` and the like."""
+    """The value of a fieldRef of the downward API, such as `metadata.annotations['key']` or `status.podIP`."""
     if match := re.fullmatch(r"metadata\.(annotations|labels)\['(.+)'\]", path):
         return str(find(pod, "metadata", match[1], match[2], default=""))
     value = find(pod, *path.split("."), default="")
@@ -105,8 +106,9 @@ def _variable(sources: Sources, pod: Json, variable: Json, before: Mapping[str, 
 
 
 def mounts(sources: Sources, pod: Json, container: Json, home: Path) -> dict[str, Path]:
-    """Creates and fills the pod's mounts. Returns mountPath → real folder (or file). `home`: the pod's own
-    folder."""
+    """Create and fill the pod's mounts. Returns the real folder or file of each mountPath. `home`: the pod's
+    own folder.
+    """
     declared = {volume["name"]: volume for volume in pod["spec"].get("volumes") or ()}
     result: dict[str, Path] = {}
     for mount in container.get("volumeMounts") or ():

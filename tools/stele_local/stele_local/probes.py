@@ -1,5 +1,6 @@
-"""Probes of a running container: httpGet and tcpSocket, as a stream of verdicts. Opens sockets, changes
-nothing."""
+"""Runs probes (httpGet and tcpSocket) of a running container, as a stream of verdicts. Opens sockets, changes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,11 @@ _HEAD_BYTES_MAX = 256
 
 
 def port_number(value: int | str, container: Json) -> int:
-    """A probe's port: a number, or the name of one of the container's ports; raises ValueError."""
+    """A probe's port: a number, or the name of one of the container's ports.
+
+    Raises:
+        ValueError: the container declares no port of this name.
+    """
     if isinstance(value, int) or value.isdigit():
         return int(value)
     for port in container.get("ports") or ():
@@ -24,7 +29,7 @@ def port_number(value: int | str, container: Json) -> int:
 
 
 async def check_once(probe: Json, container: Json, address: str) -> str:
-    """Why the probe failed; "" if it succeeded."""
+    """Run the probe once. Returns why it failed; "" if it succeeded."""
     target = probe.get("httpGet") or probe["tcpSocket"]
     writer: asyncio.StreamWriter | None = None
     try:
@@ -48,8 +53,9 @@ async def check_once(probe: Json, container: Json, address: str) -> str:
 
 
 async def verdicts(probe: Json, container: Json, address: str) -> AsyncIterator[tuple[bool, str]]:
-    """Yields (success, last failure) each time that a threshold is reached, for ever. Counts restart with
-    each change."""
+    """Probe for ever, and yield (success, last failure) each time that a threshold is reached. Whenever the
+    result changes, the count starts again.
+    """
     await asyncio.sleep(probe.get("initialDelaySeconds", 0))
     good = bad = 0
     while True:

@@ -1,7 +1,8 @@
-"""Finds and ends processes by marks in their environment: leftovers of a cluster, or those of a machine that
-is off.
+"""Finds and ends processes by marks in their environment. They are leftovers of a cluster, or run on a
+machine that was switched off.
 
-Reads /proc; Linux only. Invariant: after `sweep` has returned, no process with the marks is left."""
+Reads /proc, so it needs Linux. Invariant: after `sweep` has returned, no process with the marks is left.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ _LOOK_SECONDS = 0.01
 
 
 def left_over(folder: Path, machine: str = "") -> list[int]:
-    """Ids of processes with the cluster's mark, except our own; only those of `machine` if given."""
+    """Ids of processes with the cluster's mark, except this one. If `machine` is given, only the processes of
+    that machine.
+    """
     marks = {f"{FOLDER_VARIABLE}={folder}".encode()}
     if machine:
         marks.add(f"{MACHINE_VARIABLE}={machine}".encode())
@@ -34,7 +37,7 @@ def left_over(folder: Path, machine: str = "") -> list[int]:
 
 
 def sweep(folder: Path, machine: str = "") -> int:
-    """Kills all marked processes and waits until they are gone. Returns how many there were."""
+    """Kill all marked processes and wait until they are gone. Returns how many there were."""
     killed: set[int] = set()
     while alive := left_over(folder, machine):
         for pid in alive:

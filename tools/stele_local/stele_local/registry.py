@@ -1,9 +1,10 @@
 """Create, get, list, update, patch, delete: the rules of the API without HTTP. Used by `http` and by the
 controllers.
 
-Owns: the admission of an object (metadata, schema, CEL, built-in rules) and the steps of its deletion.
-Knows no requests or watch streams. Invariant: every write passes `_admit`, so a stored object was valid
-when it was written."""
+Owns: the admission of an object (metadata, schema, CEL, built-in rules) and the steps of its deletion. Knows
+no requests or watch streams. Invariant: every write passes `_admit`, so a stored object was valid when it was
+written.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ _BAD_NAME = (
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """An object as stored (on a dry run, as it would be), and its unknown fields, which were dropped."""
+    """The result of a write. `obj`: the object as stored, or on a dry run as it would be stored. `unknown`:
+    fields that were dropped because no schema has them.
+    """
 
     obj: Json
     unknown: tuple[str, ...] = ()
@@ -46,8 +49,9 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """`strict`: unknown fields are refused, not dropped (fieldValidation=Strict). `patch`: the write is a patch, for
-    which some messages differ."""
+    """Options of a write. `strict`: refuse unknown fields instead of dropping them (fieldValidation=Strict).
+    `patch`: the write is a patch, which changes some messages.
+    """
 
     dry_run: bool = False
     strict: bool = False
@@ -66,7 +70,7 @@ class DeleteOptions:
 
 
 class Registry:
-    """All kinds and their objects; the definitions that the store holds already are served from the start."""
+    """All kinds and their objects. Definitions that the store already holds are served from the start."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -89,7 +93,7 @@ class Registry:
         return next(k for k in self._kinds.values() if k.key == table and k.preferred)
 
     def _serve(self, crd: Json) -> Json:
-        """Begins to serve a definition; returns it with its conditions."""
+        """Begin to serve a definition. Returns the definition with its conditions."""
         kinds = [replace(kind, rules=Rules(kind.schema or {})) for kind in from_crd(crd)]
         self._unserve(crd)
         for kind in kinds:
@@ -119,7 +123,11 @@ class Registry:
     # -- reading
 
     def get(self, kind: Kind, namespace: str, name: str) -> Json:
-        """The stored object, which is shared and must not be changed. Raises ApiError 404."""
+        """The stored object. It is shared and must not be changed.
+
+        Raises:
+            ApiError: 404, there is no such object.
+        """
         obj = self.store.get(kind.key, namespace, name)
         if obj is None:
             raise status.not_found(kind.plural, kind.group, name)
@@ -196,13 +204,14 @@ class Registry:
     def patch(
         self, kind: Kind, namespace: str, name: str, patch: Json, sub: str = "", options: WriteOptions = PLAIN
     ) -> Written:
-        """Applies a merge patch (RFC 7386). A resourceVersion in it must equal the object's."""
+        """Apply a merge patch (RFC 7386). If the patch has a resourceVersion, it must equal the object's."""
         old = self.get(kind, namespace, name)
         return self.replace(kind, namespace, name, merge_patch(old, patch), sub, options)
 
     def change(self, kind: Kind, obj: Json, alter: Callable[[Json], None], sub: str = "") -> Json | None:
-        """For controllers: changes the newest state of `obj` with `alter`. None if it is gone or was
-        created again."""
+        """For controllers: change the newest state of `obj` with `alter`. Returns the object, or None if it
+        is gone or was created again.
+        """
         metadata = obj["metadata"]
         newest = self.find(kind, metadata.get("namespace", ""), metadata["name"])
         if newest is None or newest["metadata"]["uid"] != metadata["uid"]:
@@ -238,7 +247,7 @@ class Registry:
         return self._update(kind, old, new, sub, options)
 
     def _update(self, kind: Kind, old: Json, new: Json, sub: str, options: WriteOptions = PLAIN) -> Written:
-        """Stores an update; may change `new`. An update without changes writes nothing."""
+        """Store an update. It may change `new`. An update that changes nothing is not written."""
         before = old["metadata"]
         if sub == "status":
             new = {
@@ -285,8 +294,11 @@ class Registry:
         return Written(self.store.put(kind.key, new), unknown)
 
     def _admit(self, kind: Kind, obj: Json, old: Json | None, options: WriteOptions) -> tuple[str, ...]:
-        """Prunes, fills in defaults, validates; raises ApiError 422 with every fault. Returns the unknown
-        fields."""
+        """Prune unknown fields, fill in defaults, and validate. Returns the unknown fields.
+
+        Raises:
+            ApiError: 422, with every fault.
+        """
         name = obj["metadata"].get("name", "")
         causes = _check_metadata(obj["metadata"])
         if kind is CRD:
@@ -315,7 +327,11 @@ class Registry:
     def delete(
         self, kind: Kind, namespace: str, name: str, options: DeleteOptions, dry_run: bool = False
     ) -> tuple[Json, bool]:
-        """Starts or ends a deletion; returns the object and whether it is gone. Raises ApiError 404, 409."""
+        """Begin or end a deletion. Returns the object, and whether it is gone.
+
+        Raises:
+            ApiError: 404, there is no such object; or 409, a precondition does not hold.
+        """
         old = self.get(kind, namespace, name)
         metadata = old["metadata"]
         if options.uid not in (None, metadata["uid"]):
@@ -345,7 +361,7 @@ class Registry:
         return new, False
 
     def _hold(self, kind: Kind, new: Json, options: DeleteOptions) -> None:
-        """Adds the finalizers for foreground deletion or orphaning."""
+        """Add the finalizer for foreground deletion or orphaning, if one is asked for."""
         metadata = new["metadata"]
         finalizers = [f for f in metadata.get("finalizers", []) if f not in (FOREGROUND, ORPHAN)]
         if options.propagation == "Foreground":
@@ -414,7 +430,7 @@ def stamp_after(seconds: int) -> str:
 
 
 def _may_go(kind: Kind, metadata: Json, obj: Json) -> bool:
-    """Whether a deleted object can be removed: no finalizer and no grace period is left."""
+    """Whether a deleted object can be removed now: it has no finalizer, and its grace period is over."""
     if "deletionTimestamp" not in metadata or metadata.get("finalizers"):
         return False
     if kind is NAMESPACE:

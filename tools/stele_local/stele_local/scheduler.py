@@ -2,7 +2,8 @@
 
 Respects: readiness, taints, cordons, nodeSelector, required node affinity, the machine of a bound claim,
 required pod affinity and anti-affinity (both ways), and required topologySpreadConstraints. Ignores:
-resources, and preferences except an even spread."""
+resources and preferences. Pods are spread evenly where nothing else decides.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +101,7 @@ class Scheduler:
                 yield pod, machine
 
     def _uneven(self, pod: Json, node: Json) -> str:
-        """Why topologySpreadConstraints exclude the machine; "" if they do not."""
+        """Why topologySpreadConstraints exclude the machine; "" if they allow it."""
         for rule in pod["spec"].get("topologySpreadConstraints") or ():
             if rule["whenUnsatisfiable"] != "DoNotSchedule":
                 continue
@@ -115,7 +116,7 @@ class Scheduler:
         return ""
 
     def _spread(self, pod: Json, rule: Json) -> dict[str, int]:
-        """For each topology domain with a machine for the pod: the number of pods that the constraint counts."""
+        """How many pods the constraint counts in each topology domain that has a machine for the pod."""
         key, spec = rule["topologyKey"], pod["spec"]
         able = [
             n
@@ -205,8 +206,9 @@ def _tolerates(spec: Json, taint: Json) -> bool:
 
 
 def _bears(toleration: Json, taint: Json) -> bool:
-    """Whether a toleration matches a taint. No key: every taint; no effect: every effect; the default
-    operator is Equal."""
+    """Whether a toleration matches a taint. Without a key it matches every taint, without an effect every
+    effect. The default operator is Equal.
+    """
     if toleration.get("effect") not in (taint["effect"], None, ""):
         return False
     if toleration.get("key") not in (taint["key"], None, ""):
@@ -219,7 +221,7 @@ def _labels(obj: Json) -> Json:
 
 
 def _not_borne(spec: Json, node: Json) -> list[Json]:
-    """Taints of the machine that exclude the pod."""
+    """Taints of the machine that exclude the pod, because it does not tolerate them."""
     taints = find(node, "spec", "taints", default=[])
     return [t for t in taints if t["effect"] in ("NoSchedule", "NoExecute") and not _tolerates(spec, t)]
 

@@ -1,8 +1,8 @@
-"""Structural schemas: prunes unknown fields, fills in defaults, reports every fault. Pure; CEL rules are in
-`cel`.
+"""Applies structural schemas: prunes unknown fields, fills in defaults, reports every fault. Pure; CEL rules
+are in `cel`.
 
-Messages and reasons are those of a real API server. Defaults are filled into the caller's own copy in
-place."""
+Messages and reasons are those of a real API server. Pruning and defaults change the caller's object in place.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def join(path: str, key: str) -> str:
 
 
 def child(schema: Schema, key: str) -> Schema | None:
-    """The schema of a field, from `properties` or `additionalProperties`; None when the field is unknown."""
+    """The schema of a field, from `properties` or `additionalProperties`; None if the field is unknown."""
     properties = schema.get("properties") or {}
     if key in properties:
         named: Schema = properties[key]
@@ -65,7 +65,7 @@ def child(schema: Schema, key: str) -> Schema | None:
 
 
 def prune(value: Any, schema: Schema, path: str = "", root: bool = True) -> list[str]:
-    """Removes unknown fields in place; returns their paths."""
+    """Remove unknown fields in place. Returns their paths."""
     gone: list[str] = []
     if isinstance(value, dict):
         for key in list(value):
@@ -84,7 +84,7 @@ def prune(value: Any, schema: Schema, path: str = "", root: bool = True) -> list
 
 
 def set_defaults(value: Any, schema: Schema) -> None:
-    """Fills in defaults and drops nulls where null is not allowed, in place."""
+    """Fill in defaults in place, and drop nulls where null is not allowed."""
     if isinstance(value, dict):
         for key in [k for k, v in value.items() if v is None]:
             below = child(schema, key)
@@ -101,7 +101,7 @@ def set_defaults(value: Any, schema: Schema) -> None:
 
 
 def validate(value: Any, schema: Schema, path: str = "") -> list[Cause]:
-    """Every fault of `value`, each with its field and cause."""
+    """A cause for every fault of `value`. Each names the field."""
     if value is None and schema.get("nullable"):
         return []
     wrong_type = _check_type(value, schema, path)
@@ -225,7 +225,7 @@ def _check_object(value: Json, schema: Schema, path: str) -> Iterator[Cause]:
 
 
 def duplicates(value: Any, schema: Schema, path: str = "") -> Iterator[Cause]:
-    """Items that break `x-kubernetes-list-type: set` or `map`."""
+    """A cause for each item that stands twice in a list with `x-kubernetes-list-type: set` or `map`."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from duplicates(item, child(schema, key) or {}, join(path, key))
@@ -242,7 +242,7 @@ def duplicates(value: Any, schema: Schema, path: str = "") -> Iterator[Cause]:
 
 
 def check_scale(value: Json, paths: Mapping[str, str]) -> Iterator[Cause]:
-    """The scale subresource reads replicas by path. The value there must be a whole number."""
+    """Check the value at the path from which the scale subresource reads replicas: it must be a whole number."""
     for name in ("specReplicasPath",):
         keys, current, walked = paths[name].strip(".").split("."), value, ""
         for key in keys:

@@ -1,4 +1,4 @@
-"""Label and field selectors, from their query text to a test on an object. Pure."""
+"""Label and field selectors, from their query text to a test of an object. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ def _labels(obj: Json) -> Mapping[str, str]:
 
 
 def parse_labels(text: str) -> Test:
-    """`a=b,c!=d,e in (f,g),!h`; raises a bad-request ApiError."""
+    """The test for a label selector such as `a=b,c!=d,e in (f,g),!h`.
+
+    Raises:
+        ApiError: bad request, the selector cannot be read.
+    """
     tests: list[Test] = []
     for part in re.split(r",(?![^(]*\))", text) if text else []:
         part = part.strip()
@@ -53,9 +57,11 @@ def _exists(key: str, wanted: bool) -> Test:
 
 
 def matches_selector(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
-    """Whether a LabelSelector (matchLabels, matchExpressions), or a term of a node affinity, matches.
+    """Whether a LabelSelector (matchLabels, matchExpressions), or a term of a node affinity, matches the
+    labels.
 
-    None matches nothing, an empty selector everything, and an unknown operator nothing.
+    A selector of None matches nothing, and an empty one matches everything. An unknown operator matches
+    nothing.
     """
     if selector is None:
         return False
@@ -82,8 +88,11 @@ def _requirement_holds(rule: Json, labels: Mapping[str, str]) -> bool:
 
 
 def parse_fields(text: str, selectable: tuple[str, ...], custom: bool) -> Test:
-    """`metadata.name=x,spec.nodeName!=y`; raises a bad-request ApiError for a field that the kind does not
-    offer."""
+    """The test for a field selector such as `metadata.name=x,spec.nodeName!=y`.
+
+    Raises:
+        ApiError: bad request, the kind does not offer such a field.
+    """
     tests: list[Test] = []
     for part in text.split(",") if text else []:
         match = re.fullmatch(r"([\w.]+)(==|=|!=)(.*)", part)

@@ -1,7 +1,8 @@
-"""Refusals of the API server. Owns: the `Status` body, and the messages that do not depend on a schema.
+"""The API server's refusals. Owns: the `Status` body, and the messages that do not depend on a schema.
 
-Raised anywhere below `http`, which alone turns them into responses. Messages are those of a real API server
-(tests/kube_contract)."""
+Refusals are raised anywhere below `http`, which alone turns them into responses. Messages are those of a real
+API server (tests/kube_contract).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ Path = NewType("Path", str)
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One fault of an object: `field` is a path as the API server writes it (`spec.list[0].name`)."""
+    """One fault of an object. `field` is a path as the API server writes it (`spec.list[0].name`)."""
 
     reason: str
     message: str
@@ -26,7 +27,7 @@ class Cause:
 
 
 class ApiError(Exception):
-    """A refusal with its HTTP code, and the reason by which clients distinguish refusals."""
+    """A refusal, with its HTTP code and the reason by which clients recognize it."""
 
     def __init__(self, code: int, reason: str, message: str, details: Json | None = None) -> None:
         super().__init__(message)
@@ -82,7 +83,7 @@ def modified(plural: str, group: str, name: str) -> ApiError:
 
 
 def invalid(kind: str, group: str, name: str, causes: Sequence[Cause]) -> ApiError:
-    """All faults of an object in one answer."""
+    """The refusal of an object, with all its faults."""
     told = list(
         dict.fromkeys(str(cause) for cause in causes)
     )  # the message names each fault once; the list of causes has all
@@ -97,7 +98,7 @@ def bad_request(message: str) -> ApiError:
 
 
 def no_kubelet(machine: str, address: str, path: str) -> ApiError:
-    """The answer for a pod whose machine is off: the API server cannot ask the kubelet there."""
+    """The refusal for a pod whose machine is off: the API server cannot ask the kubelet there."""
     why = f"dial tcp {address}:10250: connect: no route to host"
     return ApiError(500, "", f'Get "https://{machine}:10250{path}": {why}')
 
@@ -112,7 +113,7 @@ def expired(message: str) -> ApiError:
 
 
 def not_offered(what: str) -> ApiError:
-    """The refusal of everything that stele_local does not implement."""
+    """The refusal (501) of a feature that stele_local does not implement."""
     return ApiError(501, "NotImplemented", f"stele_local does not offer {what}; use a real Kubernetes for it")
 
 

@@ -1,7 +1,8 @@
 """Objects, their versions, and the history that watches read. Knows nothing of kinds' rules or of HTTP.
 
 Owns: the resourceVersion counter and the bounded history. Invariants: a stored object is never changed in
-place, because readers share it. Versions only rise. A change is in the history before any watcher gets it."""
+place, because readers share it. Versions only rise. A change is in the history before any watcher gets it.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ WATCH_QUEUE_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One committed write. `before` is None for a creation; `deleted` objects carry the version of their
-    deletion."""
+    """One committed write. `before`: None for a creation. `deleted`: the object was deleted; `obj` then
+    carries the version of the deletion.
+    """
 
     version: int
     table: Table
@@ -29,7 +31,7 @@ class Change:
 
 
 class Store:
-    """All objects of one cluster, in memory; `keeper` writes them to disk."""
+    """All objects of one cluster, in memory. `keeper` writes them to disk."""
 
     def __init__(self, history_max: int = 4096) -> None:
         self._history_max = history_max
@@ -42,7 +44,7 @@ class Store:
         self._restored = 0  # versions up to this one were of an earlier process
 
     def restore(self, version: int, objects: Iterable[tuple[Table, Json]]) -> None:
-        """Begins with what an earlier process stored. No watch can resume from before `version`."""
+        """Begin with the objects that an earlier process stored. No watch can resume from before `version`."""
         for table, obj in objects:
             metadata = obj["metadata"]
             self._tables.setdefault(table, {})[metadata.get("namespace", ""), metadata["name"]] = obj
@@ -52,7 +54,7 @@ class Store:
         return self._tables.get(table, {}).get((namespace, name))
 
     def objects(self, table: Table, namespace: str | None = None) -> list[Json]:
-        """All objects, by namespace and then name, as a real API server lists them."""
+        """All objects, sorted by namespace and then name, as a real API server lists them."""
         rows = self._tables.get(table, {})
         return [rows[key] for key in sorted(rows) if namespace is None or key[0] == namespace]
 
@@ -62,7 +64,7 @@ class Store:
                 yield table, obj
 
     def put(self, table: Table, obj: Json) -> Json:
-        """Stores `obj` under a new version. The caller must not change `obj` afterwards."""
+        """Store `obj` under a new version. The caller must not change `obj` afterwards."""
         metadata = obj["metadata"]
         key = (metadata.get("namespace", ""), metadata["name"])
         rows = self._tables.setdefault(table, {})
@@ -82,7 +84,7 @@ class Store:
         return last
 
     def open_table(self, table: Table) -> None:
-        """Begin to serve a kind. Watches of it cannot start at an older version than the present one."""
+        """Begin to serve a kind. Its watches cannot start at versions older than the present one."""
         self._forgotten.setdefault(table, self.version)
 
     def drop_table(self, table: Table) -> None:
@@ -108,7 +110,7 @@ class Store:
             listener(change)
 
     def forget_history(self) -> None:
-        """Compact the history: no watch can resume from an older version."""
+        """Compact the history: no watch can resume from a version older than the present one."""
         for table, history in self._history.items():
             if history:
                 self._forgotten[table] = history[-1].version
@@ -119,11 +121,11 @@ class Store:
         return max(self._restored, self._forgotten.get(table, 0))
 
     def since(self, table: Table, version: int) -> list[Change]:
-        """Changes after `version`; the caller has compared it with `oldest`."""
+        """Changes after `version`, which must not be lower than `oldest`."""
         return [change for change in self._history.get(table, ()) if change.version > version]
 
     def listen(self, listener: Callable[[Change], None]) -> None:
-        """`listener` runs inside the write: it must be quick and must not write."""
+        """Call `listener` after each write. It runs inside the write, so it must be quick and must not write."""
         self._listeners.append(listener)
 
     def open_watch(self, table: Table) -> asyncio.Queue[Change | None]:

@@ -1,4 +1,4 @@
-"""Tables for `kubectl get`. Pure: from a kind and its objects to the `Table` body that kubectl prints."""
+"""Makes tables for `kubectl get`. Pure: from a kind and its objects to the `Table` body that kubectl prints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _ready(pod: Json) -> str:
 
 
 def _phase(pod: Json) -> str:
-    """The STATUS column of kubectl: the first container's reason, else the phase."""
+    """The text in kubectl's STATUS column: the first container's reason if there is one, else the phase."""
     shown = find(pod, "status", "reason") or find(pod, "status", "phase", default="Unknown")
     for state in find(pod, "status", "containerStatuses", default=[]):
         shown = (
@@ -215,7 +215,7 @@ def _cell(column: Column) -> Callable[[Json], Any]:
 
 
 def render(kind: Kind, objects: Iterable[Json], version: str, include: str, headed: bool = True) -> Json:
-    """A Table. `include`: None, Metadata or Object, as in the parameter includeObject."""
+    """The Table of these objects. `include`: None, Metadata or Object, as in the parameter includeObject."""
     if kind.custom:
         cells = _custom(kind)
     else:

@@ -1,8 +1,9 @@
 """Claims and volumes. A volume is a folder on the machine of its first consumer, and is lost with that
 machine's disks.
 
-Owns: PVs of class `local`, phases of claims, growth, and the finalizer that keeps a claim while a pod uses
-it."""
+Owns: PVs of class `local`, the phases of claims, their growth, and the finalizer that keeps a claim while a
+pod uses it.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ PV_PROTECTION = "kubernetes.io/pv-protection"
 
 
 def folder(machines: Machines, volume: Json) -> Path:
-    """The folder with a PV's data, on its machine."""
+    """The folder with the data of a PV, on the PV's machine."""
     return machines[machine_of(volume)].folder / "volumes" / str(volume["metadata"]["name"])
 
 
 def machine_of(volume: Json) -> str:
-    """The machine of a PV; "" if somebody created it without one."""
+    """The machine of a PV; "" if somebody created the PV without one."""
     terms = find(volume, "spec", "nodeAffinity", "required", "nodeSelectorTerms", default=[])
     expressions = [e for term in terms for e in term.get("matchExpressions") or ()]
     return str(expressions[0]["values"][0]) if expressions else ""
@@ -115,7 +116,9 @@ class Volumes:
             self._registry.change(PVC, claim, lambda new: new["metadata"].update(finalizers=kept))
 
     def _reclaim(self, volume: Json) -> None:
-        """Delete a volume whose claim is gone, once its machine is on (or has lost its disks)."""
+        """Delete a volume whose claim is gone, once its machine is on. If its machine does not exist, delete
+        it at once.
+        """
         reference = volume["spec"].get("claimRef")
         metadata = volume["metadata"]
         if not reference and volume["status"]["phase"] == "Pending":

@@ -2,7 +2,8 @@
 no objects.
 
 Invariants: a stream that starts at version V yields every later change of its selection once, in order, or
-ends with 410. A bookmark comes after all changes that it covers."""
+ends with 410. A bookmark comes after all changes that it covers.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ INITIAL_END = {"k8s.io/initial-events-end": "true"}
 
 @dataclass(frozen=True, slots=True)
 class WatchOptions:
-    """`version`: None or 0 begins with the existing objects. `initial`: send a bookmark after those."""
+    """Options of a watch. `version`: None or 0 begins with the existing objects. `initial`: send a bookmark
+    after these.
+    """
 
     namespace: str | None
     chosen: Test
@@ -45,7 +48,9 @@ def _bookmark(kind: Kind, version: int, annotations: Json | None = None) -> Json
 
 
 def _event(change: Change, options: WatchOptions) -> Json | None:
-    """The event of a change for this selection. An object that leaves the selection counts as DELETED."""
+    """The event of a change for this selection; None if the change is outside it. An object that leaves the
+    selection counts as DELETED.
+    """
     if options.namespace is not None and change.obj["metadata"].get("namespace", "") != options.namespace:
         return None
     held = change.before is not None and options.chosen(change.before)
@@ -73,7 +78,7 @@ def _next_bookmark(now: float, deadline: float) -> float:
 async def stream(
     store: Store, kind: Kind, options: WatchOptions, ended: Callable[[], bool]
 ) -> AsyncIterator[Json]:
-    """Events until the time-out, the end of the kind, or `ended()`."""
+    """The events of the watch, until the time-out, the end of the kind, or until `ended()` is true."""
     loop = asyncio.get_running_loop()
     queue = store.open_watch(kind.key)
     change: Change | None

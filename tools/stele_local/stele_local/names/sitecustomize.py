@@ -1,9 +1,10 @@
-"""Cluster DNS without root: Python resolves cluster names from a file. Only pods' processes have it on their
-PYTHONPATH.
+"""Cluster DNS without root: Python resolves cluster names from a file. Only pods' processes have this module
+on their PYTHONPATH.
 
-STELE_LOCAL_HOSTS names a JSON file {name: [address, ...]} that stele_local keeps current.
-STELE_LOCAL_NAMESPACE is the pod's namespace, for short names. A name below `svc.cluster.local` that is not
-in the file does not exist. The system resolves all other names. Only Python programs see cluster names."""
+STELE_LOCAL_HOSTS names a JSON file {name: [address, ...]} that stele_local keeps up to date.
+STELE_LOCAL_NAMESPACE is the pod's namespace, for short names. A name below `svc.cluster.local` that is not in
+the file does not exist. The system resolves all other names. Only Python programs see cluster names.
+"""
 
 import json
 import os
