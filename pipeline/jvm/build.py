@@ -1,7 +1,9 @@
-"""Builds the JVM reader with Maven: `python pipeline/jvm/build.py JAR [--if-possible]`. Called by the Makefile.
+"""Builds the JVM reader with Maven: `python pipeline/jvm/build.py JAR [--if-possible]`. Called by the
+Makefile.
 
-With --if-possible it also ends with 0 where Maven gets nothing from its registry. Code that does not compile always fails.
-`python pipeline/jvm/build.py --check` ends with 1 where Maven or Java 17 is missing. Each of them says why there is no reader.
+With --if-possible it also exits with 0 if Maven cannot reach its registry. Code that does not compile always
+fails. `python pipeline/jvm/build.py --check` exits with 1 if Maven or Java 17 is missing. In each case it
+prints why there is no reader.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ HERE = Path(__file__).parent
 JAVA_OLDEST = 17
 _WITHOUT = "What needs it goes on without it, and its tests are skipped"
 _NO_REGISTRY = re.compile(r"Could not (transfer|resolve|find) |Non-resolvable|cannot be (resolved|reached)")
-"""What Maven says if it does not get what it needs from its registry."""
+"""Parts of Maven's output when it gets nothing from its registry."""
 
 
 def missing() -> str:
-    """Which tool is not on this machine; "" if none is."""
+    """Which needed tool this machine lacks, in words; "" if it has all."""
     if shutil.which("mvn") is None:
         return "there is no Maven (mvn)"
     home = os.environ.get("JAVA_HOME")
@@ -36,7 +38,7 @@ def missing() -> str:
 
 
 def build() -> tuple[int, str]:
-    """(Exit status of Maven, what it printed)."""
+    """Run Maven. Returns its exit status, and what it printed."""
     import pyspark
 
     jars = Path(pyspark.__file__).parent / "jars"
@@ -46,7 +48,7 @@ def build() -> tuple[int, str]:
 
 
 def main(words: list[str]) -> int:
-    """Returns the exit status."""
+    """Run the command line. Returns the exit status."""
     why = missing()
     if words == ["--check"]:
         if why:
@@ -73,7 +75,7 @@ def main(words: list[str]) -> int:
 
 
 def say(why: str) -> None:
-    """Tell users what they do not get."""
+    """Tell users what they do without."""
     sys.stderr.write(f"The JVM reader for Spark is not built: {why} (docs/spark.md).\n")
 
 

@@ -4,8 +4,8 @@
 
     backup.create(spark, masters, "s3://bucket/backups", ["flights"])
 
-Each is `stele.backup`'s call of the same name with workers of Spark, and has its arguments, results and errors. Invariant:
-all that makes, reads or checks a backup is in `stele.backup`.
+Each function calls the one of the same name in `stele.backup`, with workers of Spark. It has that function's
+arguments, results and errors. Invariant: all code that makes, reads or checks a backup is in `stele.backup`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def create(
     spark: SparkSession, masters: str, folder: Location, tables: str | Sequence[str], **options: Any
 ) -> Manifest:
-    """Back up tables, with a task for each tablet. `options`: those of `stele.backup.create`, without `parallel`.
+    """Back up tables, with one task for each tablet. `options`: those of `stele.backup.create`, without
+    `parallel`.
 
     Executors write to `folder`, so it must be the same place for all of them.
 
@@ -40,7 +41,8 @@ def create(
 def restore(
     spark: SparkSession, masters: str, folder: Location, backup: str | None = None, **options: Any
 ) -> list[Restored]:
-    """Make tables from a backup, with a task for each tablet that it has. `options`: those of `stele.backup.restore`.
+    """Restore tables from a backup, with one task for each tablet of the backup. `options`: those of
+    `stele.backup.restore`.
 
     Example:
         >>> backup.restore(spark, masters, "/backups", tables={"flights": "flights_of_then"})
@@ -65,7 +67,7 @@ def compare(
 
 
 def verify(spark: SparkSession, folder: Location, backup: str | None = None, **options: Any) -> Report:
-    """Check a backup against itself. It asks no cluster. `options`: those of `stele.backup.verify`.
+    """Check a backup against itself, without a cluster. `options`: those of `stele.backup.verify`.
 
     Example:
         >>> backup.verify(spark, "/backups").faults

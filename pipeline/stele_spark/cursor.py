@@ -1,9 +1,10 @@
-"""The named hold that keeps history for a stream. Used by following.py, in the driver.
+"""The cursor: a named hold that keeps history for a stream. Used by following.py, in the driver.
 
-A hold of the cursor's name lies on each tablet. It moves on as Spark commits batches, is renewed while the stream runs,
-and outlasts it. Then the next run goes on where this one ended.
+Each tablet has a hold of the cursor's name. The hold moves on as Spark commits batches, is renewed while the
+stream runs, and outlasts it. So the next run can go on where this one ended.
 
-Invariant: once `keep` has returned, all history from its time on stays readable until the hold expires or is broken.
+Invariant: once `keep` has returned, all history from the given time on stays readable until the hold expires
+or is broken.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ _PATIENCE_S = 60.0
 _AGAIN_S = 0.2
 _RENEW_MOST_S = 300.0
 CLOCKS_APART = 10_000_000 << LOGICAL_BITS
-"""10 s, in hybrid time. Clocks differ by less, so a range that was added after a time T has no row from before
-T - CLOCKS_APART."""
+"""10 s, in hybrid time. Clocks differ by less. So a range that was added after a time T has no row from
+before T - CLOCKS_APART.
+"""
 _RENEWALS = 4
-"""How many times a hold is renewed before it would expire."""
+"""How many times a hold is renewed within its time to expiry."""
 
 
 class Cursor:
-    """The holds of one stream on one table, and the thread that renews them. Without a name it does nothing."""
+    """The holds of one stream on one table, and the thread that renews them. If the stream names no cursor,
+    it does nothing.
+    """
 
     def __init__(self, table: Table, options: Following) -> None:
         self._table = table
@@ -43,10 +47,10 @@ class Cursor:
         self._thread: threading.Thread | None = None
 
     def keep(self, since: int) -> None:
-        """Have the history from `since` on held, on all tablets that the table has now.
+        """Hold the history from `since` on, on all tablets that the table has now.
 
         Raises:
-            Rejected: CURSOR_LOST: some of it is gone. Other codes of `Table.hold`.
+            Rejected: CURSOR_LOST, some of the history is gone. Also other codes of `Table.hold`.
             Retryable: not all tablets answered within a minute.
         """
         if not self._options.cursor:
@@ -59,10 +63,8 @@ class Cursor:
                     self._thread.start()
 
     def move(self, since: int) -> None:
-        """Let go of the history before `since`, because the batch up to there is done. Holds of tablets that cannot be
-        reached move with the next batch.
-
-        Raises what `keep` raises.
+        """Release the history before `since`, because the batch up to there is done. Holds of tablets that
+        cannot be reached move with the next batch. Raises what `keep` raises.
         """
         if not self._options.cursor:
             return
@@ -78,12 +80,12 @@ class Cursor:
             self._thread.join(_PATIENCE_S)
 
     def _missing(self, held: TableHold) -> set[str]:
-        """The tablets without the hold: ranges that were added."""
+        """Ids of tablets without the hold. They belong to ranges that were added."""
         tablets = {tablet.tablet_id for tablet in self._table.asynchronous.locations.tablets}
         return tablets - set(held.tablets)
 
     def _taken(self, since: int) -> TableHold:
-        """The hold of an earlier run if it still keeps enough, else a new one."""
+        """The hold of an earlier run if it still keeps enough; else a new one."""
         options, table = self._options, self._table
         found = next((hold for hold in table.holds() if hold.name == options.cursor), None)
         if (
@@ -109,9 +111,12 @@ class Cursor:
         )
 
     def _renewed(self, since: int | None = None) -> bool:
-        """Renew what is held. False if it is gone: then the next `keep` takes it anew, if the history is still there.
+        """Renew the hold. Returns False if it is gone. Then the next `keep` takes it again, if the history is
+        still there.
 
-        Raises Retryable; other errors of `Table.renew_hold`."""
+        Raises:
+            Retryable: a tablet could not be reached. Also other errors of `Table.renew_hold`.
+        """
         assert self._held is not None
         try:
             self._held = self._table.renew_hold(
@@ -132,7 +137,7 @@ class Cursor:
 
 
 def patiently(call: Callable[[], T]) -> T:
-    """The result of a call, which is repeated for a minute while masters or tablets cannot be reached."""
+    """The result of a call. The call is repeated for a minute while masters or tablets cannot be reached."""
     until = time.monotonic() + _PATIENCE_S
     while True:
         try:

@@ -1,7 +1,8 @@
-"""`python -m stele_spark.executor`: an executor of Spark in a pod that Spark's driver made. Named by the operator's pod template.
+"""`python -m stele_spark.executor`: an executor of Spark, in a pod that Spark's driver made. The operator's
+template of these pods names it.
 
-Environment variables that Spark sets say which executor it is. Invariant: this process becomes Java, so that its end is the
-pod's end.
+Environment variables that Spark sets say which executor it is. Invariant: this process becomes Java, so that
+the pod ends when Java ends.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ _BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 
 
 def command(java_home: Path, jars: Path, given: Mapping[str, str]) -> list[str]:
-    """The command to run. `given`: the variables that Spark has set. Raises ValueError if some are missing."""
+    """The command to run. `given`: the environment variables that Spark has set.
+
+    Raises:
+        ValueError: some of these variables are missing.
+    """
     needed = ["SPARK_EXECUTOR_MEMORY", *_WORDS.values()]
     if missing := [name for name in needed if not given.get(name)]:
         raise ValueError(
@@ -42,7 +47,7 @@ def command(java_home: Path, jars: Path, given: Mapping[str, str]) -> list[str]:
 
 
 def main() -> None:
-    """Become the executor. Ends with 2 if Spark did not start it."""
+    """Become the executor. Exits with 2 if Spark did not start this process."""
     import pyspark
 
     from stele_spark.session import find_java_home

@@ -1,9 +1,12 @@
-"""Follows a table, in the driver of a stream: where batches end, and what is in them. Used by stream.py.
+"""Follows a table in the driver of a stream: decides where batches end, and what is in them. Used by
+stream.py.
 
-A batch ends at a *settled* time: all leaders have prepared a snapshot there, so no later write is at or below it. The masters
-are asked for the columns after that. So no row of a batch has a value in a column that the stream does not know.
+A batch ends at a *settled* time: all leaders have prepared a snapshot there, so every later write has a
+higher time. The masters are asked for the columns after that. So no row of a batch has a value in a column
+that the stream does not know.
 
-Invariant: batches follow each other without gap or overlap, also where ranges are added to the table meanwhile.
+Invariant: batches follow each other without gap or overlap, even where ranges are added to the table
+meanwhile.
 """
 
 from __future__ import annotations
@@ -27,11 +30,13 @@ from stele_spark.slices import Slices
 
 _PATIENCE_S = 60.0
 _OF_HISTORY = 0.9
-"""The share of the table's history that "earliest" reads. Older changes may be gone before they are read."""
+"""The share of the table's history that "earliest" reads. Older changes might be gone before they are read."""
 
 
 class Follower:
-    """One stream's view of its table. `names`: the columns that it has. `inferred`: these are all columns of the table."""
+    """One stream's view of its table. `names`: the table's columns that the stream has. `inferred`: whether
+    these are all columns of the table.
+    """
 
     def __init__(self, options: Options, names: Sequence[str], *, inferred: bool) -> None:
         self._options = options
@@ -57,10 +62,11 @@ class Follower:
         self._client.close()
 
     def initial(self) -> Offset:
-        """Where a new stream starts.
+        """The offset at which a new stream starts.
 
         Raises:
-            Rejected: CURSOR_LOST: the history does not reach back so far. CLOCK_AHEAD: the time is in the future.
+            Rejected: CURSOR_LOST, the history does not reach back so far; or CLOCK_AHEAD, the time is in the
+                future.
         """
         start = self._following.start
         if start == TABLE:
@@ -89,12 +95,13 @@ class Follower:
         self._target = self._settled()
 
     def latest(self, start: Offset, rows_max: int) -> Offset:
-        """Where the batch ends that begins at `start`: at `start` itself, if there is nothing new. `rows_max`: 0 for no limit.
+        """The offset at which the batch ends that begins at `start`. It is `start` itself if there is nothing
+        new. `rows_max`: the most changes of a batch; 0 for no limit.
 
         Raises:
-            Rejected: CURSOR_LOST: history was dropped before it was read. SCHEMA_MISMATCH: the columns have changed.
-                NOT_FOUND: the table is gone.
-            Retryable: a tablet has no leader for a minute.
+            Rejected: CURSOR_LOST, history was dropped before it was read; SCHEMA_MISMATCH, the columns have
+                changed; NOT_FOUND, the table is gone.
+            Retryable: a tablet had no leader for a minute.
         """
         if start.ts:
             self._cursor.keep(start.ts)
@@ -113,7 +120,9 @@ class Follower:
         return replace(now, ts=ts)
 
     def plans(self, start: Offset, end: Offset) -> list[ScanPlan]:
-        """What the tasks of a batch read, each of one tablet. Each call for the same batch gives the same rows."""
+        """The scans that the tasks of a batch run, each of one tablet. Each call for the same batch gives the
+        same rows.
+        """
         if start == end:
             return []
         self._cursor.keep(start.ts or end.ts)
@@ -135,7 +144,7 @@ class Follower:
         return [of(tablet) for tablet in every.tablets]
 
     def commit(self, end: Offset) -> None:
-        """Let the cursor move to `end`: Spark does not need the changes up to there again."""
+        """Let the cursor move to `end`, because Spark does not need the changes up to there again."""
         if end.ts:
             self._cursor.move(end.ts)
 
@@ -148,10 +157,11 @@ class Follower:
         return replace(plan, tablets=tuple(tablet for tablet in plan.tablets if tablet.ordinal < by.tablets))
 
     def _settled(self) -> int:
-        """A time, now, with no later write at or below it. The tablets and columns known afterwards are those of then or later.
+        """The present time, once no later write can get a time at or below it. Also asks the masters again,
+        so the known tablets and columns are not older than this time.
 
         Raises:
-            Retryable: UNAVAILABLE: the leader of a tablet did not prepare the snapshot within a minute.
+            Retryable: UNAVAILABLE, the leader of a tablet did not prepare the snapshot within a minute.
         """
         end = int(self._client.now())
         until = time.monotonic() + _PATIENCE_S
@@ -183,7 +193,7 @@ class Follower:
 
     @property
     def _now(self) -> Schema:
-        """The columns as the masters told them last."""
+        """The columns that the masters told last."""
         schema = self._table.asynchronous.info.schema
         assert schema is not None
         return schema
@@ -200,7 +210,11 @@ class Follower:
         )
 
     def _check_same(self, start: Offset) -> None:
-        """Refuse to continue from an offset if the table was made again, recovered or altered since."""
+        """Refuse to continue from an offset if the table was created again, recovered or altered since.
+
+        Raises:
+            Rejected: NOT_FOUND, CURSOR_LOST or SCHEMA_MISMATCH.
+        """
         now, name = self._offset(0), self._options.table
         if start.table != now.table:
             raise Rejected(
@@ -211,13 +225,17 @@ class Follower:
         if now.recoveries > start.recoveries:
             raise Rejected(
                 f"table {name}: a tablet lost its majority and was recovered, so rows that this stream has given may be gone "
-                "without a delete; start the stream with a new checkpoint, and compare",
+                "without a delete; start the stream with a new checkpoint, and compare its result with the table",
                 code=Code.CURSOR_LOST,
             )
         self._check_columns(self._now)
 
     def _check_columns(self, now: Schema) -> None:
-        """Refuse to continue if the columns are no longer those of the stream."""
+        """Refuse to continue if the table's columns are no longer those of the stream.
+
+        Raises:
+            Rejected: SCHEMA_MISMATCH. It names the columns.
+        """
         faults = []
         for name in self._names:
             column = now.by_id.get(self._ids.get(name, -1))
@@ -233,7 +251,7 @@ class Follower:
         if faults:
             raise Rejected(
                 f"table {self._options.table} was altered: {', '.join(faults)}; the stream has given all rows of its last "
-                "batch, and none of later ones; load() it again, and start it with the same checkpoint"
+                "batch, and none of later ones; load() the table again, and start the stream with the same checkpoint"
                 + ("; or name its columns with .schema(...)" if self._inferred else ""),
                 code=Code.SCHEMA_MISMATCH,
             )

@@ -1,6 +1,7 @@
-"""How far a stream has come: what Spark writes into the checkpoint and hands back. Pure.
+"""The offset of a stream: how far it has come. Spark writes it into the checkpoint and hands it back. Pure.
 
-Spark compares offsets as JSON text. Invariant: equal offsets have equal text, so the fields come in one order.
+Spark compares offsets as JSON text. Invariant: equal offsets have equal text, so the fields always have the
+same order.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from stele.model.errors import Code, Rejected
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """A stream has all changes up to the hybrid time `ts`; 0: nothing yet, and the whole table comes first.
+    """The stream has all changes up to the hybrid time `ts`. 0 means that it has nothing yet, and first gets
+    the whole table.
 
     Attributes:
         schema: The version of the table's schema by which the batch up to here is read.
-        table: The table's id. A table that is created again under the name is another one.
+        table: The table's id. A table that is created again under the same name has another id.
         tablets: Tablets with this ordinal or a higher one were added later. Those below are in the batch.
         recoveries: How often tablets were recovered from a lost majority, all together.
     """
@@ -29,7 +31,7 @@ class Offset:
     recoveries: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """As Spark keeps it."""
+        """The offset as Spark keeps it."""
         return {
             "ts": self.ts,
             "schema": self.schema,
@@ -40,10 +42,10 @@ class Offset:
 
     @staticmethod
     def of(given: dict[str, Any]) -> Offset:
-        """The inverse of `to_dict`.
+        """The offset from what Spark kept: the inverse of `to_dict`.
 
         Raises:
-            Rejected: UNSUPPORTED_VERSION: it is not such an offset.
+            Rejected: UNSUPPORTED_VERSION, it is not an offset that this release knows.
         """
         try:
             return Offset(**given)

@@ -1,6 +1,7 @@
-"""The options of a read, a stream or a write, checked. Used by source.py, stream.py and sink.py; asks nobody.
+"""Parses and checks the options of a read, a stream or a write. Used by source.py, stream.py and sink.py;
+asks no server.
 
-Invariant: an unknown option is refused. A misspelt `where` would read the whole table.
+Invariant: an unknown option is refused. Otherwise a misspelt `where` would read the whole table.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from stele.model.nearest import did_you_mean
 
 WRITE_OPS = ("upsert", "insert", "insert_ignore", "update", "update_ignore", "delete", "delete_ignore")
 TABLE, EARLIEST, LATEST = STARTS = ("table", "earliest", "latest")
-"""Where a stream may start, other than at a time."""
+"""Named places where a stream may start. It may also start at a time."""
 VERSIONS = ("every", "newest")
 CURSOR_EXPIRES_S = 86_400
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,3})?")
-"""Seconds, to the millisecond: the command of Flight has milliseconds."""
+"""Seconds with up to three decimals, because the command of Flight has milliseconds."""
 _STALENESS_MAX_S = HISTORY_MAX_MS // 1_000
 SPLIT_BYTES, _SPLIT_BYTES_MIN, _SPLIT_BYTES_MAX = 64 << 20, 1 << 16, 1 << 40
 OPTIONS = {
@@ -48,7 +49,7 @@ OPTIONS = {
     "cursorMaxBytes": "for streams: how many bytes of old rows the hold may keep in each replica of a tablet",
 }
 _OF_SPARK = ("checkpointlocation",)
-"""Options of Spark itself, which it passes on to the sink of a stream."""
+"""Options of Spark itself, which Spark passes on to the sink of a stream."""
 _NAMES = {name.lower(): name for name in OPTIONS}
 _USES = {
     "for reads:": ("read",),
@@ -63,8 +64,8 @@ ONLY_OF = {
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """Within the block, in a Spark worker: errors of Stele show only their message, without the worker's
-    traceback.
+    """A context: in a Spark worker, errors of Stele that leave it show only their message, without the
+    worker's traceback.
 
     Spark reads the setting from the environment when it formats an exception
     (`pyspark.util.handle_worker_exception`). The worker ends with that exception, so functions of the user
@@ -81,8 +82,10 @@ def one_sentence() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """The options of a stream. `start`: one of STARTS, or a hybrid time; "" if it is not given. `rows_max`: changes in a
-    batch; 0: no limit. `every`: every change, not only the newest of a key. `cursor`: "" for none."""
+    """The options of a stream. `start`: one of STARTS, or a hybrid time; "" if not given. `rows_max`: changes
+    in a batch; 0 for no limit. `every`: read every change of a key, not only the newest. `cursor`: "" for
+    none.
+    """
 
     start: str | int = ""
     rows_max: int = 0
@@ -94,8 +97,10 @@ class Following:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of one read, stream or write, checked. `is_stream`: an option of streams is among them. `columns`: none
-    for all of the table. `max_staleness_s`: None for rows of the present, or of `snapshot`."""
+    """The checked options of one read, stream or write. `is_stream`: an option that only streams have was
+    given. `columns`: empty for all columns of the table. `max_staleness_s`: None for rows of the present, or
+    of `snapshot`.
+    """
 
     masters: tuple[str, ...]
     table: str
@@ -117,7 +122,7 @@ class Options:
         """Check the options that the user gave.
 
         Raises:
-            Rejected: naming every option that is missing or wrong.
+            Rejected: an option is missing or wrong. The message names all such options.
         """
         given = {key.lower(): value for key, value in raw.items() if key.lower() not in _OF_SPARK}
         faults = _unknown(given)
@@ -170,7 +175,7 @@ class Options:
 
     @staticmethod
     def not_of(use: str, raw: dict[str, str]) -> list[str]:
-        """What is wrong with options for this use: "read", "stream" or "write"."""
+        """Faults of options that were given, but do not apply to this use: "read", "stream" or "write"."""
         given = {_NAMES[key.lower()] for key in raw if key.lower() in _NAMES}
         return [
             f'"{name}" is an option of a {uses[0]}, not of a {use}'
@@ -185,7 +190,7 @@ def _following(given: dict[str, str], faults: list[str]) -> Following:
         try:
             start = texts.snapshot(given["startingsnapshot"])
             if not start:
-                raise ValueError("0 is no time")
+                raise ValueError("0 is not a time")
         except ValueError as exc:
             faults.append(
                 f'"startingSnapshot" is {given["startingsnapshot"]!r}: expected {", ".join(STARTS)}, a hybrid time or an '

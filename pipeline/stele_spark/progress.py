@@ -1,10 +1,12 @@
-"""How far a `save()` is, in one line at a terminal: rows, rows per second, tasks. Started by session.py; tasks tell it (sink.py).
+"""Shows how far a `save()` is, in one line at a terminal: rows, rows per second, tasks. Started by
+session.py; tasks report to it (sink.py).
 
-Tasks run in processes of their own. Each sends the number of its written rows to a socket of the user's process. The path of the socket
-is a setting of the session, and Spark gives settings to tasks. A thread of the user's process shows the sum. A task on another
-machine does not reach it, and shows nothing.
+Tasks run in processes of their own. Each sends the number of rows that it has written to a socket of the
+user's process. The path of the socket is a setting of the session, which Spark gives to tasks. A thread of
+the user's process shows the sum. A task on another machine cannot reach the socket, so its rows are not
+shown.
 
-Invariant: no write waits for this, or fails by it. The line is gone before a save ends.
+Invariant: no write waits for this, or fails because of it. The line is gone before a save ends.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ SETTING = "spark.stele.progress"
 _TELL_EVERY_S = 0.2
 _SHOW_EVERY_S = 0.25
 _SHOW_AFTER_S = 0.5
-"""Seconds after which a save shows its progress. A shorter one shows nothing."""
+"""Seconds after which a save shows its progress. A save that ends sooner shows nothing."""
 _REST_S = 1.0
-"""Seconds without a progress line after a task has failed, because an error may follow."""
+"""Seconds without a progress line after a task has failed, because an error message may follow."""
 _MESSAGE_BYTES = 4096
 
 Tasks = Callable[[int], int | None]
-"""The number of tasks of a stage; None: it runs no more."""
+"""Returns the number of tasks of a stage, or None if the stage no longer runs."""
 
 
 # -- in a task
@@ -47,8 +49,9 @@ Tasks = Callable[[int], int | None]
 def telling(
     path: str | None, table: str, stage: int, part: int, attempt: int
 ) -> Iterator[Callable[[int], None] | None]:
-    """For an attempt at a task: gives a function to call with each number of rows that it has written. None: there is no
-    display."""
+    """A context for one attempt at a task. It gives a function to call with the number of rows each time that
+    rows were written. It gives None if there is no display.
+    """
     if not path or not path.startswith("/"):
         yield None
         return
@@ -82,7 +85,7 @@ def telling(
 
 @dataclass
 class _Save:
-    """What is known of one stage that writes. `rows`: by part and attempt."""
+    """What is known of one stage that writes. `rows`: the rows written, by part and attempt."""
 
     table: str
     begun_s: float
@@ -90,17 +93,25 @@ class _Save:
     done: set[int] = field(default_factory=set)
 
     def line(self, now_s: float, tasks: int) -> str:
-        """The progress line: rows, rows per second, tasks done. Of repeated attempts, the largest count is used."""
+        """The progress line: rows, rows per second, tasks done. If a task had several attempts, the one with
+        the most rows counts.
+        """
         rows = sum(max(attempts.values()) for attempts in self.rows.values())
         speed = rows / max(now_s - self.begun_s, 0.001)
         return f"stele: table {printable(self.table)}: {rows:,} rows, {speed:,.0f} rows/s, {len(self.done)} of {tasks} tasks"
 
 
 class Display:
-    """The socket, and the thread that shows what tasks send to it. `path`: the socket's path, for the tasks."""
+    """The socket, and the thread that shows what tasks send to it. `path`: the socket's path, which tasks
+    need.
+    """
 
     def __init__(self, out: TextIO, tasks: Tasks) -> None:
-        """Raises OSError: there can be no such socket."""
+        """Open the socket and start the thread.
+
+        Raises:
+            OSError: the socket cannot be created.
+        """
         self._out = out
         self._tasks = tasks
         self._saves: dict[int, _Save] = {}
@@ -172,7 +183,9 @@ _display: Display | None = None
 
 
 def path_at_terminal() -> str | None:
-    """The path for the setting, if standard error is a terminal. One display serves all sessions of a process."""
+    """The path for the setting; None if standard error is no terminal. One display serves all sessions of a
+    process.
+    """
     global _display
     if _display is None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         with contextlib.suppress(OSError):

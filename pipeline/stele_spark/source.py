@@ -1,18 +1,19 @@
-"""The Spark data source `stele`: what Spark finds by name, and the batch reader. sink.py writes, stream.py follows.
+"""The Spark data source `stele`: what Spark finds by name, and the batch reader. sink.py writes, stream.py
+follows.
 
-The driver chooses one snapshot, has the leaders prepare it, and makes partitions of about 64 MiB, or as the option says. Executors scan their tablets over Arrow
-Flight, and write through sessions that retry without applying twice. Channels are opened inside `read` and
-`write`, never before Spark forks or pickles.
+The driver chooses one snapshot, lets the leaders prepare it, and makes partitions of about 64 MiB (option
+`splitBytes`). Executors scan their tablets over Arrow Flight, and write through sessions that retry without
+applying twice. Channels are opened inside `read` and `write`, never before Spark forks or pickles.
 
-Options and refusals: docs/spark.md. Whatever the driver can check is checked there, at load() or save(),
-before a task runs. An error in a task appears in Spark's log once for each attempt.
+Options and refusals: docs/spark.md. What the driver can check is checked there, at load() or save(), before a
+task runs. An error in a task appears in Spark's log once for each attempt.
 
 Spark's own filter pushdown is not used. Spark 4.3 reuses the partitions planned for one filter in a later
 query of the same frame. If that query has no filter, it misses rows (tests/spark has the case). For the same
 reason a frame stays at the snapshot of its first action; load again to see newer rows.
 
-Invariants: all partitions of one read see the same snapshot. A repeated task changes nothing, whatever others have
-written meanwhile.
+Invariants: all partitions of one read see the same snapshot. A repeated task changes nothing, whatever others
+have written meanwhile.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ _CHECK_TIMEOUT_S = 10.0
 
 
 class SteleDataSource(ds.DataSource):
-    """`spark.read`, `spark.readStream` and `frame.write` of `format("stele")`. Spark makes one at load() and at
-    save()."""
+    """The data source behind `spark.read`, `spark.readStream` and `frame.write` with `format("stele")`. Spark
+    makes one at load() and one at save().
+    """
 
     @one_sentence()
     def __init__(self, options: dict[str, str]) -> None:
@@ -54,9 +56,12 @@ class SteleDataSource(ds.DataSource):
 
     @one_sentence()
     def schema(self) -> StructType:
-        """The table's schema, or that of its changes. A read with `.schema(...)` selects columns, and does not call this.
+        """The Spark schema of the table, or of its changes. A read with `.schema(...)` selects columns, and
+        does not call this.
 
-        Spark does not say whether the schema is for a stream. It is, if an option is given that only streams have."""
+        Spark does not say whether the schema is for a stream. It counts as a stream's if an option is given
+        that only streams have.
+        """
         stream = self._parsed.is_stream
         self._is_for("stream" if stream else "read")
         self._inferred = True  # Spark pickles this object afterwards
@@ -71,13 +76,13 @@ class SteleDataSource(ds.DataSource):
 
     @one_sentence()
     def reader(self, schema: StructType) -> ds.DataSourceReader:
-        """A reader of exactly the columns of `schema`."""
+        """A reader that returns exactly the columns of `schema`."""
         self._is_for("read")
         return Reader(self._parsed, schema)
 
     @one_sentence()
     def streamReader(self, schema: StructType) -> ds.DataSourceStreamReader:
-        """A reader of the table's changes, in the columns of `schema`."""
+        """A reader of the table's changes that returns the columns of `schema`."""
         self._is_for("stream")
         return StreamReader(self._parsed, schema, inferred=self._inferred)
 
@@ -86,7 +91,7 @@ class SteleDataSource(ds.DataSource):
         """A sink for a frame. It upserts, unless an option says otherwise.
 
         Raises:
-            Rejected: mode overwrite. A write replaces rows by key and never empties the table.
+            Rejected: the mode is overwrite. A write replaces rows by key and never empties the table.
         """
         self._is_for("write")
         if overwrite:
@@ -101,7 +106,8 @@ class SteleDataSource(ds.DataSource):
         """A sink for a stream's batches.
 
         Raises:
-            Rejected: output mode complete. A batch never empties the table. Option `job`: each batch is a job of its own.
+            Rejected: the output mode is complete, but a batch never empties the table. Or the option `job` is
+                given, but each batch is a job of its own.
         """
         self._is_for("write")
         if overwrite:
@@ -109,7 +115,9 @@ class SteleDataSource(ds.DataSource):
                 'data source stele: use outputMode("update") or "append", which replace rows with the same key'
             )
         if self._parsed.job:
-            raise Rejected('data source stele: "job" is not for streams: each batch is a job by itself')
+            raise Rejected(
+                'data source stele: leave out "job" for a stream: each of its batches is a job of its own'
+            )
         return StreamWriter(self._parsed, schema)
 
     def _is_for(self, use: str) -> None:
@@ -128,7 +136,7 @@ def _plan(table: Table, options: Options, columns: Sequence[str] | None = None) 
 
 
 def _check(plan: ScanPlan, options: Options) -> None:
-    """If the user chose the snapshot, read one row of one tablet at it.
+    """If the user chose the snapshot, try to read one row of one tablet at it.
 
     Raises:
         Rejected: SNAPSHOT_TOO_OLD.
@@ -154,7 +162,7 @@ def _check_chosen(names: Sequence[str], of_schema: Sequence[str]) -> None:
 
 
 class Reader(ds.DataSourceReader):
-    """Plans in the driver, scans in the executors."""
+    """The batch reader: plans in the driver, scans in the executors."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
@@ -170,10 +178,13 @@ class Reader(ds.DataSourceReader):
 
     @one_sentence()
     def partitions(self) -> Sequence[ds.InputPartition]:
-        """Partitions of about `splitBytes`, each of one tablet that can hold a wanted row, all at one snapshot.
+        """Partitions of about `splitBytes`, all at one snapshot. Each is of one tablet that can hold a wanted
+        row.
 
-        The snapshot is prepared, so any replica of a tablet can serve it. If rows may be old, no leader is asked to prepare it.
-        Followers serve what they have. They ask their leaders only where they cannot know."""
+        The snapshot is prepared, so any replica of a tablet can serve it. If rows may be old, no leader is
+        asked to prepare it. Followers then serve what they have. They ask their leaders only if they cannot
+        know how old their rows are.
+        """
         with Client(self._options.masters) as client:
             table = client.open_table(self._options.table)
             plan = _plan(table, self._options, self._columns)
@@ -183,11 +194,11 @@ class Reader(ds.DataSourceReader):
         return [TabletPartition(part) for part in parts]
 
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
-        """Rows of one tablet as record batches, in exactly the columns asked for.
+        """The rows of one tablet as record batches, in exactly the columns asked for.
 
         Raises:
             Rejected: NOT_FOUND, the table was deleted, or deleted and created again.
-            SteleError: no replica served it in time.
+            SteleError: no replica served the rows in time.
         """
         if not isinstance(partition, TabletPartition):  # Spark's own, if no tablet can hold a wanted row
             return

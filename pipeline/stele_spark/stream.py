@@ -1,7 +1,8 @@
-"""The stream of a table's changes: what Spark calls, in the driver and in tasks. Made by source.py.
+"""The stream of a table's changes: the methods that Spark calls, in the driver and in tasks. Made by
+source.py.
 
-Spark keeps one `StreamReader` in a process beside the driver, and makes others that only read. So connections and holds are
-made at the first call that needs them.
+Spark keeps one `StreamReader` in a process beside the driver, and makes others that only read. So connections
+and holds are made at the first call that needs them.
 
 Invariant: a batch has the same rows whenever it is planned, with the versions of each key oldest first.
 """
@@ -35,7 +36,7 @@ _LOST = frozenset((Code.CURSOR_LOST, Code.SNAPSHOT_TOO_OLD))
 
 
 class ChangesPartition(TabletPartition):
-    """The changes of one tablet in a batch. `version`: of the schema, as the batch's rows say."""
+    """The changes of one tablet in a batch. `version`: the schema version that the batch's rows show."""
 
     def __init__(self, plan: ScanPlan, version: int) -> None:
         super().__init__(plan)
@@ -43,7 +44,9 @@ class ChangesPartition(TabletPartition):
 
 
 class StreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans batches in the driver, reads them in the executors. `inferred`: the schema was the table's own at load()."""
+    """Plans batches in the driver, and reads them in the executors. `inferred`: the schema was taken from the
+    table at load().
+    """
 
     def __init__(self, options: Options, schema: StructType, *, inferred: bool) -> None:
         if not options.following.start:
@@ -66,7 +69,7 @@ class StreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @one_sentence()
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new stream starts, by the option startingSnapshot."""
+        """The offset at which a new stream starts, by the option startingSnapshot."""
         with _told(self._options):
             return self._driver.initial().to_dict()
 
@@ -76,13 +79,13 @@ class StreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._driver.stop_at_present()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What the option maxRowsPerTrigger says."""
+        """The limit of a batch, by the option maxRowsPerTrigger."""
         rows_max = self._options.following.rows_max
         return ReadMaxRows(rows_max) if rows_max else ReadAllAvailable()
 
     @one_sentence()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Where the next batch ends: `start`, if nothing has changed.
+        """The offset at which the next batch ends. It is `start` if nothing has changed.
 
         Raises:
             Rejected: CURSOR_LOST, SCHEMA_MISMATCH, NOT_FOUND: see `Follower.latest`.
@@ -93,16 +96,20 @@ class StreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @one_sentence()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[ds.InputPartition]:
-        """A partition for each tablet. In a first batch that is the whole table: one for about each `splitBytes`.
+        """One partition for each tablet. If the first batch is the whole table, one for about each
+        `splitBytes`.
 
-        Spark asks for an empty batch when it starts again, and may ask twice for one."""
+        Spark asks for an empty batch when it starts again, and may ask twice for one.
+        """
         begin, until = Offset.of(start), Offset.of(end)
         with _told(self._options):
             return [ChangesPartition(plan, until.schema) for plan in self._driver.plans(begin, until)]
 
     @one_sentence()
     def commit(self, end: dict[str, Any]) -> None:
-        """Let the cursor move on. Spark tells it one batch late, and may never tell of the last one."""
+        """Let the cursor move on to `end`. Spark calls this one batch late, and may never call it for the
+        last batch.
+        """
         with _told(self._options):
             self._driver.commit(Offset.of(end))
 
@@ -115,8 +122,8 @@ class StreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The changes of one tablet, the versions of each key oldest first.
 
         Raises:
-            Rejected: CURSOR_LOST: they are gone in part. NOT_FOUND: the table was deleted.
-            SteleError: no replica served it in time.
+            Rejected: CURSOR_LOST, some of the changes are gone; or NOT_FOUND, the table was deleted.
+            SteleError: no replica served the changes in time.
         """
         assert isinstance(partition, ChangesPartition)
         plan = partition.plan
@@ -125,7 +132,9 @@ class StreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield self._shown(batch, plan.snapshot, partition.version)
 
     def _shown(self, batch: pa.RecordBatch, snapshot: int, version: int) -> pa.RecordBatch:
-        """A batch of changes, or of rows of the table, in Spark's columns."""
+        """A batch of changes in Spark's columns. Rows of the table, in a first batch, get the columns that
+        describe a change.
+        """
 
         def column(name: str, wanted: pa.DataType) -> pa.Array:
             there = batch.schema.get_field_index(name)
@@ -139,13 +148,13 @@ class StreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _told:
-    """Within the block: an error about history that is gone becomes CURSOR_LOST, with what to do."""
+    """A context that turns errors about lost history into CURSOR_LOST, with a message that says what to do."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
 
     def __enter__(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         if not isinstance(exc, Rejected) or exc.code not in _LOST:

@@ -1,9 +1,9 @@
 """Writes the batches of a stream to a table. Called by source.py; sink.py does the work.
 
-A batch is a job with a name: the query's id, which the checkpoint keeps, and the batch's number. Python's interface does not
-tell them to a task, but Spark gives them to each task of a batch as local properties.
+A batch is a job with a name: the query's id, which the checkpoint keeps, and the batch's number. Python's
+interface does not pass these to a task, but Spark gives them to each task of a batch as local properties.
 
-Invariant: a batch that Spark runs again, in whatever tasks, changes nothing that others wrote since.
+Invariant: if Spark runs a batch again, in whatever tasks, it does not undo what others wrote since.
 """
 
 from __future__ import annotations
@@ -32,16 +32,20 @@ class StreamWriter(ds.DataSourceStreamArrowWriter):
 
     @one_sentence()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Write a task's rows and wait until all of it is durable on a majority. Raises what `Writer.write` raises."""
+        """Write a task's rows and wait until all are durable on a majority. Raises what `Writer.write`
+        raises.
+        """
         return self._writer.write_job(iterator, _job(), named=True)
 
     @one_sentence()
     def commit(self, messages: list[ds.WriterCommitMessage | None], batchId: int) -> None:
-        """Give the files of refused rows their names. The rows are durable already."""
+        """Give the files of refused rows their visible names. The rows are durable already."""
         self._writer.publish([m for m in messages if isinstance(m, Written)])
 
     def abort(self, messages: list[ds.WriterCommitMessage | None], batchId: int) -> None:
-        """Do nothing: written rows stay. The next run of the batch removes the files of refused rows of failed attempts."""
+        """Do nothing: rows that were written stay. The next run of the batch removes failed attempts' files
+        of refused rows.
+        """
 
 
 def _job() -> Job:

@@ -1,7 +1,8 @@
-"""`python -m stele_spark.submit`: runs one of apps/ by this installation's spark-submit. Used by the operator's Jobs.
+"""`python -m stele_spark.submit`: runs a program of apps/ with this installation's spark-submit. Used by the
+operator's Jobs.
 
-It finds spark-submit, the program's file, Java and Python, so that a caller need not know where they are. Invariant: the exit status
-is that of the program, since this process becomes spark-submit.
+It finds spark-submit, the program's file, Java and Python, so that a caller need not know where they are.
+Invariant: this process becomes spark-submit, so its exit status is that of the program.
 """
 
 from __future__ import annotations
@@ -15,14 +16,20 @@ from stele_spark.session import find_java_home
 
 PROGRAMS = ("backup", "restore", "verify")
 TEMPLATE_FILE = "/tmp/executor.json"
-"""The file for the template of executors' pods on Kubernetes. The variable STELE_EXECUTOR_POD has the template."""
+"""The file for the template of executors' pods on Kubernetes. Its content comes from the variable
+STELE_EXECUTOR_POD.
+"""
 _FLAGS = ("--verbose", "-v", "--supervise")
-"""Options of spark-submit that have no value."""
+"""Options of spark-submit that take no value."""
 _USAGE = f"usage: python -m stele_spark.submit [OPTION OF SPARK-SUBMIT]... {'|'.join(PROGRAMS)} [ARGUMENT]..."
 
 
 def split(words: Sequence[str]) -> tuple[list[str], str, list[str]]:
-    """(Options of spark-submit, program, its arguments). Raises ValueError if the words have another form."""
+    """Split the words into options of spark-submit, the program, and the program's arguments.
+
+    Raises:
+        ValueError: no program is named.
+    """
     at = 0
     while at < len(words) and words[at].startswith("-"):
         at += 1 if words[at] in _FLAGS or "=" in words[at] else 2
@@ -41,7 +48,7 @@ def command(words: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    """Become spark-submit. Ends with 2 if the words are wrong."""
+    """Become spark-submit. Exits with 2 if the words are wrong."""
     try:
         run = command(sys.argv[1:])
     except (ValueError, ImportError, RuntimeError) as exc:

@@ -1,7 +1,8 @@
 """Runs a command of `stele backup` as a program whose work is spread over Spark's executors. Called by apps/.
 
-The command, its options, its lines and its exit status are those of stele.cli; only who runs the jobs differs. Spark starts
-once there is a job to run, so what can be refused before that is refused at once.
+The command, its options, its output and its exit status are those of stele.cli; only the workers that run its
+jobs differ. Spark starts once there is a job to run, so errors that can be found before that are reported at
+once.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _WITHOUT = frozenset(("parallel",))
-"""Options of the commands that Spark's settings replace."""
+"""Options of the commands that are left out, because Spark's settings replace them."""
 _LOCAL = "local[*,4]"
-"""Where tasks run unless Spark was told: here, on all cores. One that fails is tried up to four times."""
+"""Where tasks run unless Spark was told otherwise: in this process, on all cores. A task that fails is tried
+up to four times.
+"""
 
 
 def main(program: str, command: click.Command, called: str) -> None:
-    """Run `program`, which is `command` with Spark. `called`: the command's own name. Raises SystemExit."""
+    """Run `program`: the command `command`, with workers of Spark. `called`: the name of the command in its
+    help. Always raises SystemExit.
+    """
     with extra("spark", program=program):
         import pyspark  # noqa: F401 - else the first job would fail
     run(command=with_spark(program, command, called), program=program)
@@ -55,7 +60,7 @@ def with_spark(program: str, command: click.Command, called: str) -> click.Comma
 
 
 class _Callback:
-    """Calls the command once its workers are set. Stops Spark at the end, if it was started."""
+    """Calls the command with workers of Spark. Stops Spark at the end, if it was started."""
 
     def __init__(self, program: str, command: click.Command) -> None:
         self._program = program

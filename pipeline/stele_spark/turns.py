@@ -1,9 +1,10 @@
-"""Which of a key's rows in one task is its first, which its second, and so on. Used by sink.py for jobs with a name.
+"""Finds which of a key's rows in one task is its first, which its second, and so on. Used by sink.py for jobs
+with a name.
 
-A part of a job writes a row of a key once. So each turn of a key is a part of its own. If an attempt was cut off after a
-key's first row, the next attempt still writes the second one.
+A part of a job writes one row of a key. So each turn of a key is a part of its own. If an attempt was cut off
+after a key's first row, the next attempt still writes the second one.
 
-Invariant: a row's turn depends on the rows of its key before it alone, not on how batches are cut.
+Invariant: a row's turn depends only on the rows of its key before it, not on how batches are cut.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ Places = npt.NDArray[np.int64]
 
 
 class Turns:
-    """Counts the rows of each key. Keys are known by 64 bits of their hash: 8 bytes for each key of the task."""
+    """Counts the rows of each key. A key is known by 64 bits of its hash, so it takes 8 bytes."""
 
     def __init__(self, schema: Schema) -> None:
         self._columns = schema.key_columns
         self._seen: list[_Hashes] = []  # by turn: the keys that have had it
 
     def of(self, batch: pa.RecordBatch) -> Places:
-        """The turn of each row, from 0 on. A row without a whole key is refused later, whatever its turn."""
+        """The turn of each row, counted from 0. A row whose key has a null gets turn 0, and is refused later."""
         arrays = [batch.column(column.name).cast(column.arrow) for column in self._columns]
         turns = np.zeros(batch.num_rows, np.int64)
         whole = np.flatnonzero(np.all([np.asarray(array.is_valid()) for array in arrays], axis=0))
@@ -51,20 +52,22 @@ class Turns:
 
 
 class _Hashes:
-    """A set of hashes, in sorted runs. Each is more than twice as long as the next one, so there are few."""
+    """A set of hashes, kept in sorted runs. Each run is more than twice as long as the next one, so there are
+    few.
+    """
 
     def __init__(self) -> None:
         self._runs: list[U64] = []
 
     def add(self, ascending: U64) -> None:
-        """Add hashes that it does not have."""
+        """Add hashes that the set does not have. They must be in ascending order."""
         self._runs.append(ascending)
         while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
             last = self._runs.pop()
             self._runs[-1] = np.sort(np.concatenate([self._runs[-1], last]), kind="stable")
 
     def has(self, ascending: U64) -> npt.NDArray[np.bool_]:
-        """Which of these it has."""
+        """For each of these hashes, whether the set has it."""
         found = np.zeros(len(ascending), np.bool_)
         for run in self._runs:
             if len(run):

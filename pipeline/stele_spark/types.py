@@ -1,7 +1,7 @@
 """Converts between Stele's column types and Spark's. Called by source.py; does no I/O.
 
-Invariant: each Stele type maps to exactly one Spark type, whose Arrow type is that of Stele's rows. Where a user asks for
-another type, no value changes.
+Invariant: each Stele type maps to exactly one Spark type, whose Arrow type is that of Stele's rows. If a user
+asks for another type, no value changes.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _FROM_ARROW: dict[pa.DataType, T.DataType] = {
 
 
 def spark_schema(schema: Schema) -> T.StructType:
-    """The Spark schema of a Stele table, columns in the table's order."""
+    """The Spark schema of a Stele table, with columns in the table's order."""
     arrow = schema.to_arrow()
     return T.StructType([T.StructField(f.name, spark_type(f.name, f.type), f.nullable) for f in arrow])
 
 
 def spark_type(name: str, arrow: pa.DataType) -> T.DataType:
-    """The Spark type of column `name`, whose Arrow type is given.
+    """The Spark type for a column's Arrow type. `name`: the column, for the error.
 
     Raises:
-        Rejected: SCHEMA_MISMATCH for a type that Spark cannot hold.
+        Rejected: SCHEMA_MISMATCH, Spark has no such type.
     """
     if pa.types.is_decimal(arrow):
         return T.DecimalType(arrow.precision, arrow.scale)
@@ -62,13 +62,15 @@ _DIGITS: dict[T.DataType, int] = {
     T.IntegerType(): 10,
     T.LongType(): 20,
 }
-"""Digits that Spark reserves for each value of a type in a decimal."""
+"""How many digits before the point Spark wants a decimal to have, to hold every value of an integer type."""
 
 
 def widens(narrow: T.DataType, wide: T.DataType) -> bool:
-    """Whether each value of one type is a value of the other, exactly.
+    """Whether the type `wide` holds each value of the type `narrow` exactly.
 
-    Not from date to timestamp: that takes a time zone. Not from long to double, as Spark has it: that loses digits."""
+    False from date to timestamp, because that takes a time zone. False from long to double, unlike in Spark,
+    because digits are lost.
+    """
     if narrow == wide:
         return True
     if isinstance(wide, T.DecimalType):
@@ -90,10 +92,10 @@ _OF_CHANGES = (
 def stream_schema(schema: Schema) -> T.StructType:
     """The Spark schema of a table's changes: the table's columns, then those that describe the change.
 
-    In a delete all columns of the table but the key are null.
+    In a delete, all columns of the table except the key are null.
 
     Raises:
-        Rejected: SCHEMA_MISMATCH: the table has a column of the same name.
+        Rejected: SCHEMA_MISMATCH, the table has a column with the name of one that describes the change.
     """
     keys = {column.name for column in schema.key_columns}
     fields = [T.StructField(f.name, f.dataType, f.name not in keys) for f in spark_schema(schema)]
@@ -106,10 +108,11 @@ def stream_schema(schema: Schema) -> T.StructType:
 
 
 def stream_projection(asked: T.StructType, table: Schema) -> list[str]:
-    """As `projection`, for a stream: names of columns of the table, and of columns that describe the change.
+    """Like `projection`, for a stream: names of the table's columns, and of columns that describe the change.
 
     Raises:
-        Rejected: SCHEMA_MISMATCH, also if `_op` is missing: a delete would look like a row.
+        Rejected: SCHEMA_MISMATCH, as in `projection`, or because `_op` is missing: a delete would look like a
+            row.
     """
     have = stream_schema(table)
     columns = _read_columns(asked, have)
@@ -124,7 +127,7 @@ def chosen(names: Sequence[str], table: Schema) -> T.StructType:
     """The Spark schema of these columns of a table, in this order.
 
     Raises:
-        Rejected: SCHEMA_MISMATCH. Names every column that the table lacks, and every repeated one.
+        Rejected: SCHEMA_MISMATCH. It names every column that the table lacks, and every repeated one.
     """
     have = {field.name: field for field in spark_schema(table)}
     columns, faults = _found(names, have)
@@ -133,19 +136,24 @@ def chosen(names: Sequence[str], table: Schema) -> T.StructType:
 
 
 def projection(asked: T.StructType, table: Schema) -> list[str]:
-    """The table's names of the columns of a read with the user's schema, in its order. Spark takes names in any case, and so
-    do we. Types may be wider than the table's.
+    """The table's names for the columns of the user's schema, in that order. Upper and lower case count as
+    equal, as in Spark. The user's types may be wider than the table's.
 
     Raises:
-        Rejected: SCHEMA_MISMATCH. Names every column that the table lacks, every repeated one, and every type that does not
-            fit. Else it names every column that may be null in the table but not in the schema. Spark fails at
-            its first null, or drops it.
+        Rejected: SCHEMA_MISMATCH. It names every column that the table lacks, every repeated one, and every
+            type that does not fit. If there are none, it names every column that may be null in the table but
+            not in the schema. Spark would fail at its first null, or drop it.
     """
     return _read_columns(asked, spark_schema(table))
 
 
 def written_columns(frame: T.StructType, table: Schema) -> list[str]:
-    """The table's names of the columns of a frame that is written, as `projection`. Types may be narrower than the table's."""
+    """The table's names for the columns of a frame that is written. The frame's types may be narrower than
+    the table's.
+
+    Raises:
+        Rejected: SCHEMA_MISMATCH. It names every column that does not fit.
+    """
     have = spark_schema(table)
     return _columns(frame, have, lambda of_frame, of_table: widens(of_frame, of_table))
 
@@ -179,7 +187,7 @@ def _columns(
 
 
 def _found(asked: Sequence[str], have: Iterable[str]) -> tuple[list[str], list[str]]:
-    """(for each name in `asked` the table's name, "" if it has none; what is wrong)."""
+    """The table's name for each name in `asked` ("" if it has none), and what is wrong."""
     there, faults = list(have), []
     names: list[str] = []
     for name in asked:
@@ -200,7 +208,7 @@ def _refuse(faults: Sequence[str], have: Iterable[str], what: str = "schema") ->
 
 
 def arrow_types(schema: T.StructType) -> dict[str, pa.DataType]:
-    """Arrow types of a Spark schema's columns, by name."""
+    """The Arrow type of each column of a Spark schema, by column name."""
     by_spark = {spark: arrow for arrow, spark in _FROM_ARROW.items()}
     return {
         field.name: (

@@ -1,8 +1,10 @@
-"""Spark's executors as workers of a backup: each job is a task. Called by backup.py and submitted.py, in the driver.
+"""Runs the jobs of a backup on Spark's executors: each job is a task. Called by backup.py and submitted.py,
+in the driver.
 
-The driver alone claims the folder, holds history, and puts plan and manifest (stele.backup). A task runs one job with the
-client of its Python worker. Invariants: the result of a job is that of an attempt which ended well. What Spark cannot mend by
-another attempt is returned as a value, so Spark neither repeats it nor logs a traceback.
+The driver alone claims the folder, holds history, and writes plan and manifest (stele.backup). A task runs
+one job with the client of its Python worker. Invariants: the result of a job is that of an attempt that ended
+well. An error that another attempt cannot mend is returned as a value, so Spark neither repeats the task nor
+logs a traceback.
 """
 
 from __future__ import annotations
@@ -29,18 +31,18 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 _LOOK_S = 0.2
-"""How often the driver looks at what tasks have done."""
+"""Seconds between two looks of the driver at what tasks have done."""
 _TIMEOUT_S = 60.0
 _ATTEMPTS = "spark.task.maxFailures"
 _ATTEMPTS_DEFAULT = 4
 
 
 class SparkWorkers:
-    """Runs jobs as tasks of Spark. `masters`: of the cluster; "" if no job asks one. `spark`: a session, or what makes one
-    once there is a job to run.
+    """Runs jobs as tasks of Spark. `masters`: addresses of the cluster's masters; "" if no job asks a
+    cluster. `spark`: a session, or a function that makes one once there is a job to run.
 
-    How many jobs run at once, and how often one is tried, is Spark's: executors, cores, `spark.task.maxFailures`. With
-    `spark.speculation` two attempts may run at once.
+    Spark decides how many jobs run at once, and how often one is tried: executors, cores,
+    `spark.task.maxFailures`. With `spark.speculation` two attempts may run at once.
 
     Example:
         >>> workers = SparkWorkers(spark, masters)
@@ -54,7 +56,9 @@ class SparkWorkers:
         self._masters = masters
 
     async def run(self, jobs: Sequence[Job[R]], parallel: int, tell: Tell) -> list[R]:
-        """As `Workers.run` has it. `parallel` is ignored: Spark knows its cores."""
+        """Run the jobs, like `Workers.run`. `parallel` is ignored, because Spark decides how many jobs run at
+        once.
+        """
         if not jobs:
             return []
         context = await in_thread(self._context)
@@ -78,7 +82,7 @@ class SparkWorkers:
 
 
 class _Stage:
-    """One run of jobs."""
+    """One run of jobs as tasks of Spark."""
 
     def __init__(self, context: Any, masters: str, jobs: list[tuple[int, Job[Any]]], tell: Tell) -> None:
         self._context = context
@@ -90,7 +94,7 @@ class _Stage:
         self._task = _Task(masters, _attempts_max(context), self._ended)
 
     def run(self) -> list[tuple[int, Any]]:
-        """Waits for Spark, in a thread of its own."""
+        """Run the tasks and wait for Spark. Called in a thread of its own."""
         self._context.addJobTag(self._tag)
         try:
             tasks = self._context.parallelize(self._jobs, len(self._jobs)).mapPartitions(self._task)
@@ -100,7 +104,7 @@ class _Stage:
             self._context.removeJobTag(self._tag)
 
     def look(self) -> None:
-        """Tell of the tasks that ended. If one found an error, the others are cancelled."""
+        """Tell `tell` of the tasks that have ended. If one ended with an error, cancel the others."""
         for number, ended in list(self._ended.value.items()):
             if number in self._told:
                 continue
@@ -111,11 +115,15 @@ class _Stage:
                 threading.Thread(target=self.cancel, name="stele-cancel", daemon=True).start()
 
     def cancel(self) -> None:
-        """End all tasks."""
+        """Cancel all tasks."""
         self._context.cancelJobsWithTag(self._tag)
 
     def results(self, running: asyncio.Future[list[tuple[int, Any]]]) -> list[Any]:
-        """The results of all jobs. Raises the error of the first that has one."""
+        """The results of all jobs, in their order.
+
+        Raises:
+            SteleError: the first error of a job. Retryable, if Spark gave up.
+        """
         errors = [ended.error for _, ended in sorted(self._ended.value.items()) if ended.error is not None]
         if errors:
             running.exception()  # that the others were cancelled
@@ -126,7 +134,7 @@ class _Stage:
             raise
         except Exception as exc:
             raise Retryable(
-                f"Spark gave up after its attempts at a task: {_cause(exc)}; run the same again",
+                f"Spark gave up after its attempts at a task: {_cause(exc)}; run the same command again",
                 code=Code.UNAVAILABLE,
             ) from exc
         self.look()
@@ -134,7 +142,7 @@ class _Stage:
 
 
 def _attempts_max(context: Any) -> int:
-    """How often Spark tries a task. A local one tries once, unless its master says otherwise: local[2,3]."""
+    """How often Spark tries a task. A local master tries once, unless it says otherwise, as in local[2,3]."""
     master = str(context.master)
     if not master.startswith("local") or master.startswith("local-cluster"):
         return int(context.getConf().get(_ATTEMPTS, str(_ATTEMPTS_DEFAULT)))
@@ -143,7 +151,7 @@ def _attempts_max(context: Any) -> int:
 
 
 def _cause(exc: Exception) -> str:
-    """What Spark says, in one line."""
+    """Spark's reason for an error, in one line."""
     lines = [
         line.strip() for line in str(getattr(exc, "java_exception", None) or exc).splitlines() if line.strip()
     ]
@@ -152,8 +160,9 @@ def _cause(exc: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Error:
-    """An error on its way to the driver. A subclass such as RowErrors arrives as its base: Retryable, Rejected, Corrupt or
-    InvariantViolation."""
+    """An error on its way to the driver. A subclass such as RowErrors arrives as its base: Retryable,
+    Rejected, Corrupt or InvariantViolation.
+    """
 
     kind: type[SteleError]
     message: str
@@ -177,7 +186,7 @@ class _Ended:
 
 
 class _Union(AccumulatorParam[Any]):
-    """A Spark accumulator: task results by job number, counted once per task."""
+    """A Spark accumulator of task results by job number. Each task counts once."""
 
     def zero(self, value: dict[int, _Ended]) -> dict[int, _Ended]:
         return {}
@@ -187,7 +196,7 @@ class _Union(AccumulatorParam[Any]):
 
 
 class _Task:
-    """What an executor runs."""
+    """The function that an executor runs."""
 
     def __init__(self, masters: str, attempts_max: int, ended: Accumulator[dict[int, _Ended]]) -> None:
         self._masters = masters
@@ -215,7 +224,7 @@ class _Task:
 
 
 class _Sum:
-    """What one attempt has done."""
+    """The rows and bytes that one attempt has done so far."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -228,7 +237,7 @@ class _Sum:
 
 
 _own: dict[tuple[int, str], tuple[Client, Bench]] = {}
-"""The client of this Python worker, by its process and the masters. A worker runs one task at a time."""
+"""The client of this Python worker, by process id and masters. A worker runs one task at a time."""
 
 
 def _run(masters: str, job: Job[Any], tell: Callable[[Did], None]) -> Any:

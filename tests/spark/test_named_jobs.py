@@ -138,7 +138,7 @@ def test_what_a_stream_of_writes_refuses(masters: str) -> None:
     columns = spark_schema(SCHEMA)
     with pytest.raises(Rejected, match=r'use outputMode\("update"\) or "append"'):
         SteleDataSource(given).streamWriter(columns, True)
-    with pytest.raises(Rejected, match='"job" is not for streams'):
+    with pytest.raises(Rejected, match='leave out "job" for a stream'):
         SteleDataSource({**given, "job": "j"}).streamWriter(columns, False)
     with pytest.raises(Rejected, match='"cursor" is an option of a stream, not of a write'):
         SteleDataSource({**given, "cursor": "c"}).streamWriter(columns, False)

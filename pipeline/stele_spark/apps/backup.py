@@ -1,4 +1,4 @@
-"""`stele-backup`: `stele backup create` with its work spread over Spark's executors."""
+"""`stele-backup`: runs `stele backup create` with its work spread over Spark's executors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stele-restore`: `stele backup restore` with its work spread over Spark's executors."""
+"""`stele-restore`: runs `stele backup restore` with its work spread over Spark's executors."""
 
 from __future__ import annotations
 

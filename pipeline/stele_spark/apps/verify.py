@@ -1,4 +1,4 @@
-"""`stele-verify`: `stele backup verify` with its work spread over Spark's executors."""
+"""`stele-verify`: runs `stele backup verify` with its work spread over Spark's executors."""
 
 from __future__ import annotations
 
