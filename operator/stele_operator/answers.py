@@ -87,7 +87,7 @@ class Answers:
             text, fine = bounded(told), told.fine
         except Exception:  # a question must not stop the passes
             log.exception("a question could not be answered", cluster=o.cluster.name)
-            text, fine = "this could not be answered; the operator's log says why", False
+            text, fine = "the question could not be answered; the operator's log says why", False
         finally:
             ended.set()
         if self._asked == asked:

@@ -120,7 +120,7 @@ async def _introduce(kube: Kube, options: Options) -> None:
         try:
             if await kube.serves_our_resources():
                 return
-            why = "the CustomResourceDefinitions are missing; to create them: kubectl apply -f crds/"
+            why = "the CustomResourceDefinitions are missing; the operator waits until they are created: kubectl apply -f crds/"
         except KubeError as exc:
             if not in_cluster(options.kubeconfig):
                 raise _unusable(kube, options, exc) from exc

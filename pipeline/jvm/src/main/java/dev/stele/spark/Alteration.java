@@ -9,7 +9,7 @@ import org.apache.spark.sql.types.StructType;
 /** The changes of an ALTER TABLE as the action `alter-table` has them (docs/flight.md). Asks nobody. */
 final class Alteration {
   static final String HISTORY = "history_s";
-  private static final String COPY = "; make a new table, and copy the rows";
+  private static final String COPY = "; create a new table, and copy the rows into it";
 
   private final String what;
   private final StructType schema;

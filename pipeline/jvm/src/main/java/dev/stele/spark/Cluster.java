@@ -149,7 +149,7 @@ record Cluster(List<String> masters) implements Serializable {
       var told = String.join(", ", reasons);
       if (busy != null && passedMs(begun, now) > (changes ? CHANGE_MS : BUSY_MS)) {
         throw changes
-            ? new SteleException(SteleException.UNKNOWN_OUTCOME, told + "; the change may have been made, look before you repeat it")
+            ? new SteleException(SteleException.UNKNOWN_OUTCOME, told + "; the change may have been made: look before you repeat it")
             : busy;
       }
       if ((busy == null || !changes) && passedMs(heard, now) > PATIENCE_MS) {
@@ -220,14 +220,14 @@ record Cluster(List<String> masters) implements Serializable {
     } catch (IOException e) {
       // told below
     }
-    throw new SteleException(SteleException.INTERNAL, "a master gave a ticket that this reader does not know; use its release's jar");
+    throw new SteleException(SteleException.INTERNAL, "a master gave a ticket that this reader does not know; use the jar of the cluster's release");
   }
 
   private static JsonNode parsed(byte[] raw) {
     try {
       return raw == null || raw.length == 0 ? JSON.createObjectNode() : JSON.readTree(raw);
     } catch (IOException e) {
-      throw new SteleException(SteleException.INTERNAL, "a master gave an answer that this reader does not know");
+      throw new SteleException(SteleException.INTERNAL, "a master gave an answer that this reader does not know; use the jar of the cluster's release");
     }
   }
 
@@ -272,6 +272,6 @@ record Cluster(List<String> masters) implements Serializable {
 
   static SteleException interrupted() {
     Thread.currentThread().interrupt();
-    return new SteleException(SteleException.UNAVAILABLE, "the task was interrupted");
+    return new SteleException(SteleException.UNAVAILABLE, "the task was interrupted; run it again");
   }
 }

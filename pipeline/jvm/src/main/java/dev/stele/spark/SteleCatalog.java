@@ -201,7 +201,7 @@ public final class SteleCatalog implements StagingTableCatalog {
       }
       throw SteleException.<RuntimeException>sneak(e.inDriver());
     } catch (NoSuchTableException e) {
-      throw SteleException.refused("table " + ident.name() + " was created, and dropped by somebody since");
+      throw SteleException.refused("table " + ident.name() + " was created, but somebody has dropped it since; run the statement again");
     }
   }
 
@@ -286,7 +286,7 @@ public final class SteleCatalog implements StagingTableCatalog {
       try {
         body.put("replication_factor", Integer.parseInt(properties.get("replication_factor")));
       } catch (NumberFormatException e) {
-        throw SteleException.refused(what + "replication_factor is a number: 1, 3, 5 or 7");
+        throw SteleException.refused(what + "replication_factor must be 1, 3, 5 or 7");
       }
     }
     return body;

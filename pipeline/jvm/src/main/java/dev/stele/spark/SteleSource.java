@@ -106,8 +106,8 @@ public final class SteleSource implements TableProvider, DataSourceRegister, Str
       Option<StructType> schema,
       String provider,
       scala.collection.immutable.Map<String, String> given) {
-    throw SteleException.refused("streams of stele need data source V2: take " + SteleSource.class.getName()
-        + " out of spark.sql.streaming.disabledV2MicroBatchReaders");
+    throw SteleException.refused("streams of stele need data source V2: remove " + SteleSource.class.getName()
+        + " from spark.sql.streaming.disabledV2MicroBatchReaders");
   }
 
   private boolean isPython(Map<String, String> given) {

@@ -90,7 +90,7 @@ final class TabletScan implements AutoCloseable {
       SteleException error;
       try {
         if (address == null) {
-          throw new SteleException(SteleException.NOT_READY, "tablet " + tabletId + " has no replicas yet");
+          throw new SteleException(SteleException.NOT_READY, "tablet " + tabletId + " has no replicas yet; run it again in a moment");
         }
         if (stream == null) {
           open(address);
@@ -117,7 +117,7 @@ final class TabletScan implements AutoCloseable {
         throw error;
       }
       if (!resumable) {
-        throw new SteleException(error.code, error.said + "; nodes of an earlier release cannot resume a scan");
+        throw new SteleException(error.code, error.said + "; nodes of an earlier release cannot resume a scan: run it again");
       }
       if (address != null) {
         said.put(address, error.said);
