@@ -14,7 +14,7 @@ from stele.model.errors import Code, Rejected
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """The stream has all changes up to the hybrid time `ts`. 0 means that it has nothing yet, and first gets
+    """The stream has all changes up to the hybrid time `ts`. If `ts` is 0, it has nothing yet, and first gets
     the whole table.
 
     Attributes:

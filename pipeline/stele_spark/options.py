@@ -64,10 +64,10 @@ ONLY_OF = {
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """A context: in a Spark worker, errors of Stele that leave it show only their message, without the
+    """A context. In a Spark worker, an error of Stele that leaves it shows only its message, without the
     worker's traceback.
 
-    Spark reads the setting from the environment when it formats an exception
+    Spark reads the setting for this from the environment when it formats an exception
     (`pyspark.util.handle_worker_exception`). The worker ends with that exception, so functions of the user
     never lose their tracebacks.
     """

@@ -183,8 +183,8 @@ _display: Display | None = None
 
 
 def path_at_terminal() -> str | None:
-    """The path for the setting; None if standard error is no terminal. One display serves all sessions of a
-    process.
+    """The socket's path, as the value for `SETTING`; None if standard error is no terminal. One display
+    serves all sessions of a process.
     """
     global _display
     if _display is None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":

@@ -102,7 +102,7 @@ class Writer(ds.DataSourceArrowWriter):
 
     @one_sentence()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Write a task's batches and wait until all of it is durable on a majority.
+        """Write a task's batches and wait until all rows are durable on a majority.
 
         Raises:
             RowErrors: rows were refused, without the option `rejects`; the first few are named. Other rows
@@ -122,8 +122,8 @@ class Writer(ds.DataSourceArrowWriter):
         named: bool,
         on_rows: Callable[[int], None] | None = None,
     ) -> Written:
-        """Like `write`, for the given job. `named`: another run of the job may have other tasks. `on_rows`:
-        called with the number of rows of each block that was written.
+        """Like `write`, for the given job. `named`: whether the job has a name, so that another run of it may
+        have other tasks. `on_rows`: called with the number of rows of each block that was written.
         """
         part = _task()
         rejects = None if self._rejects is None else replace(self._rejects, job=job.id.hex())

@@ -97,7 +97,7 @@ class StreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
     @one_sentence()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[ds.InputPartition]:
         """One partition for each tablet. If the first batch is the whole table, one for about each
-        `splitBytes`.
+        `splitBytes` bytes.
 
         Spark asks for an empty batch when it starts again, and may ask twice for one.
         """

@@ -3,7 +3,8 @@
 A batch is a job with a name: the query's id, which the checkpoint keeps, and the batch's number. Python's
 interface does not pass these to a task, but Spark gives them to each task of a batch as local properties.
 
-Invariant: if Spark runs a batch again, in whatever tasks, it does not undo what others wrote since.
+Invariant: if Spark runs a batch again, in whatever tasks, the second run does not undo what others wrote
+since.
 """
 
 from __future__ import annotations

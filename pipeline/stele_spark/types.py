@@ -141,8 +141,8 @@ def projection(asked: T.StructType, table: Schema) -> list[str]:
 
     Raises:
         Rejected: SCHEMA_MISMATCH. It names every column that the table lacks, every repeated one, and every
-            type that does not fit. If there are none, it names every column that may be null in the table but
-            not in the schema. Spark would fail at its first null, or drop it.
+            type that does not fit. If there are no such faults, it names every column that may be null in the
+            table but not in the schema. Spark would fail at the first null in such a column, or drop it.
     """
     return _read_columns(asked, spark_schema(table))
 

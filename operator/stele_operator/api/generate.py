@@ -47,7 +47,7 @@ def chart_rendered() -> dict[str, str]:
     """The text of each file in the chart's templates/crds/, by file name.
 
     They are templates, because Helm updates templates with a release, but not a chart's crds/ folder. When
-    the release is removed, the annotation keeps them and all resources of their kinds.
+    the release is removed, the annotation keeps the definitions and all resources of their kinds.
     """
     made = {}
     for name, definition in definitions().items():

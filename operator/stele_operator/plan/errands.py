@@ -414,10 +414,10 @@ def _let_go(w: World, e: Errand) -> Decision:
     if removal.state == "running":
         told = "RemovingData", removal.waits or f"Job {name} removes the backup from its folder"
         return Decision(status=_leaving(e, told, False, w.now_s), busy=True)
-        why = (
-            f"{failure_of(removal)}; the removal is tried again. To delete the TabletBackup and keep its data, set deletionPolicy "
-            "to Retain"
-        )
+    why = (
+        f"{failure_of(removal)}; the removal is tried again. To delete the TabletBackup and keep its data, set deletionPolicy "
+        "to Retain"
+    )
     status = _leaving(e, ("DataNotRemoved", why), True, w.now_s)
     event = Said("DataNotRemoved", why, True, "removal")
     again_s = (removal.ended_s or w.now_s) + REMOVE_AGAIN_S
