@@ -354,7 +354,7 @@ def test_what_an_administrator_asked_for_is_left_alone() -> None:
     assert "NodeDrained" in reasons(make_plan(world.observe()))
     change(world, replicas=4)
     plan = world.step()
-    assert "3 of 4 others are ready" in reasons(plan)["ScaleInWaits"]
+    assert "only 3 of the 4 nodes that stay are ready" in reasons(plan)["ScaleInWaits"]
     now = states(world)
     assert now["flights-node-4"] is State.DRAINING and now["flights-node-3"] is State.READY
     change(world, replicas=4, retire=["flights-node-4"])

@@ -69,7 +69,10 @@ def test_a_zone_in_which_no_machine_carries_it_is_named() -> None:
     )
     plan = world.run()
     assert [(f.kind, f.message) for f in plan.findings] == [
-        (Kind.STALLED, "nodes.nodeSelector asks for disk=ssd, which no machine in zone z3 matches")
+        (
+            Kind.STALLED,
+            "nodes.nodeSelector asks for disk=ssd, which no machine in zone z3 matches; label machines there, or correct the spec",
+        )
     ]
     assert where(world, "node") == {"n1", "n2"}
 
