@@ -81,8 +81,12 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
         real = getattr(owner, name)
 
         def run(*args: Any, **named: Any) -> Any:
+            if what != VALUES:
+                seen.did(what, amount(*args))
+                return real(*args, **named)
+            found = real(*args, **named)  # a brief look that is given up copies nothing
             seen.did(what, amount(*args))
-            return real(*args, **named)
+            return found
 
         monkeypatch.setattr(owner, name, run)
 
@@ -142,6 +146,13 @@ async def test_updates_of_300_columns_are_completed_elsewhere(tmp_path: Path, tu
     applied = Applied(new_store(tmp_path / "t", FOREVER, WIDE))
     await applied.write(*(_block(WIDE, RowOp.UPSERT, range(n, n + 32), 1) for n in range(0, 96, 32)))
     turns.forget()
+    job = applied.store.begin_flush()
+    assert job is not None
+    await applied.write(_block(WIDE, RowOp.UPDATE, range(32), 1, columns=1))  # of rows that are frozen
+    assert turns.within_bounds() and turns.elsewhere[VALUES] == 32 * 301
+    await asyncio.to_thread(job.write)
+    applied.store.finish_flush(job)
+    turns.forget()
     for flushed in (False, True):
         for n in range(4):
             if flushed:
@@ -155,11 +166,6 @@ async def test_updates_of_300_columns_are_completed_elsewhere(tmp_path: Path, tu
             await applied.write(_block(WIDE, RowOp.UPDATE, [n], 2, columns=2))
     assert turns.within_bounds()
     assert turns.elsewhere[VALUES] >= (8 * 64 + 4 * 32 + 4) * 300
-    await applied.write(_block(WIDE, RowOp.UPSERT, range(32), 5))
-    assert applied.store.begin_flush() is not None
-    turns.forget()
-    await applied.write(_block(WIDE, RowOp.UPDATE, range(32), 6, columns=1))  # of rows that are frozen
-    assert turns.within_bounds() and turns.elsewhere[VALUES] == 32 * 301
     assert not any(applied.refused)
 
 
