@@ -37,6 +37,7 @@ from stele.raft.messages import Message
 from stele.raft.options import RaftOptions
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import consensus_pb2, master_pb2
+from stele.tserver.beating import Beating
 from stele.tserver.confirming import Confirming
 from stele.tserver.following import LeaderQuestions
 from stele.tserver.log_space import LogSpace
@@ -97,6 +98,13 @@ class TestNode:
         self.log_space: LogSpace
         self.sessions: CopySessions
         self.quiet: QuietGroups | None = None
+        self.beating = Beating(
+            self.replicas,
+            self._beat,
+            first=self._random.getrandbits(32),
+            patience_ms=OPTIONS.raft.election_max_ms,
+            now_ms=self._clock.now_ms(),
+        )
         self.confirming = Confirming(
             self.replicas,
             self._confirm,
@@ -145,6 +153,7 @@ class TestNode:
             self.replicas.tick(self.now_ms())
             if self.quiet is not None:
                 self.quiet.tick(self.now_ms())
+            self.beating.tick(self.now_ms())
             self.confirming.tick(self.now_ms())
             self.following.tick(self.now_ms())
             if self.monitor is not None:
@@ -170,6 +179,9 @@ class TestNode:
             self.network.ping(self, to, *told)
 
         self.quiet = QuietGroups(self.replicas, PATIENT, ping, self.now_ms())
+
+    def _beat(self, to: NodeId, beat: consensus_pb2.BeatPB) -> None:
+        self.network.beat(self, to, beat)
 
     def _confirm(self, to: NodeId, confirm: consensus_pb2.ConfirmPB) -> None:
         self.network.confirm(self, to, confirm)
@@ -269,6 +281,14 @@ class TestNode:
         if self.quiet is not None:
             return self.quiet.take(replica, sender, message)
         return follow_quiet(replica, sender, message, lambda node_id: True)
+
+    def takes_beats(self, node_id: NodeId) -> bool:
+        return self.beating.takes_beats(node_id)
+
+    def beat(
+        self, replica: HostedReplica, node_id: NodeId, to: ReplicaId, term: int, commit_index: int
+    ) -> None:
+        self.beating.beat(replica, node_id, to, term, commit_index)
 
     def read_came(self, reader: Reader) -> None:
         self.confirming.read_came(reader)

@@ -60,6 +60,11 @@ class Network:
         if self._is_lucky(sender, to):
             self._bring(to, lambda n: n.pinged, sender.node_id, *told)
 
+    def beat(self, sender: TestNode, to: NodeId, beat: consensus_pb2.BeatPB) -> None:
+        """Carry beats, or the answer to them."""
+        if self._is_lucky(sender, to):
+            self._bring(to, lambda n: n.beating.told, sender.node_id, beat)
+
     def confirm(self, sender: TestNode, to: NodeId, confirm: consensus_pb2.ConfirmPB) -> None:
         """Carry a question about leaders, or its answer."""
         if self._is_lucky(sender, to):

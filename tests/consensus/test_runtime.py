@@ -39,6 +39,12 @@ class Sink:
     def effect(self, effect: fx.Effect) -> None:
         self.effects.append(effect)
 
+    def takes_beats(self, to: ReplicaId) -> bool:
+        return False
+
+    def beat(self, to: ReplicaId, term: int, commit_index: int) -> None:
+        raise AssertionError("no node takes beats")
+
     def appending(self, entries: Any) -> None:
         return None
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from stele.master.background import Background
+from stele.master.background import CREATING_PER_NODE, Background
 from stele.master.leadership import MasterOptions
 from stele.master.orders import Orders
 from stele.master.port import swap
@@ -19,6 +21,7 @@ from tests.consensus.cluster import WAIT_S
 from tests.master.harness import (
     MASTERS,
     OPTIONS,
+    World,
     create_request,
     hex_of,
     made,
@@ -151,3 +154,86 @@ async def test_nobody_is_told_of_a_tablet_that_may_yet_be_replaced(tmp_path: Pat
         await w.beat_until(lambda: [t.state for t in w.catalog.current_tablets(table_id)] == ["RUNNING"])
         located = await w.leader.GetTableLocations(pb.GetTableLocationsRequest(name="t"), None)
         assert [len(t.replicas) for t in located.tablets] == [3]
+
+
+def _states(w: World, table_id: str) -> Counter[str]:
+    return Counter(t.state for t in w.catalog.current_tablets(table_id))
+
+
+async def _idle_until(w: World, done: Callable[[], bool], silent: tuple[str, ...] = ()) -> None:
+    """Let nodes send heartbeats and make nothing."""
+    async with asyncio.timeout(WAIT_S):
+        while not done():
+            await w.beat(silent=silent)
+            await asyncio.sleep(0.01)
+
+
+async def test_many_new_tablets_wait_in_line(tmp_path: Path) -> None:
+    """All of them had to get a leader within 30 s. Those at the end of a long line were replaced, and stood in it again."""
+    async with world(tmp_path) as w:
+        await ready(w)
+        answer = await w.leader.CreateTable(create_request("t", buckets=400), None)
+        table_id = hex_of(answer.table_id)
+        at_most = CREATING_PER_NODE * len(w.nodes)
+        await until(lambda: _states(w, table_id)["CREATING"] == at_most)
+        for _ in range(3):
+            await w.beat()  # no node makes anything
+            await asyncio.sleep(OPTIONS.sweep_ms / 1000)
+        assert _states(w, table_id) == {"CREATING": at_most, "PREPARING": 400 - at_most}
+        most = 0
+
+        def all_run() -> bool:
+            nonlocal most
+            states = _states(w, table_id)
+            most = max(most, states["CREATING"])
+            return states["RUNNING"] == 400
+
+        await w.beat_until(all_run)
+        assert most == at_most
+
+
+async def test_a_tablet_that_cannot_be_placed_does_not_hold_up_the_line(tmp_path: Path) -> None:
+    async with world(tmp_path, replace(OPTIONS, create_timeout_ms=3_600_000, sweep_ms=600_000)) as w:
+        await ready(w)
+        answer = await w.leader.CreateTable(create_request("five", rf=5, buckets=300), None)
+        five = hex_of(answer.table_id)
+        await until(lambda: _states(w, five)["CREATING"] == CREATING_PER_NODE * 5)
+        answer = await w.leader.CreateTable(create_request("three", buckets=4), None)
+        three = hex_of(answer.table_id)
+        await until(lambda: _states(w, three)["PREPARING"] == 4)
+        lost = tuple(sorted(w.nodes)[3:])
+        w.shift_ms += 2 * w.lead.options.alive_ms
+        await w.beat_until(lambda: _states(w, three)["RUNNING"] == 4, silent=lost)
+        assert _states(w, five)["PREPARING"] == 300 - CREATING_PER_NODE * 5
+
+
+async def test_slow_nodes_get_more_time_with_each_replacement(tmp_path: Path) -> None:
+    """Each replacement gave slow nodes more work, so they were never done."""
+    async with world(tmp_path, replace(OPTIONS, create_timeout_ms=60_000, alive_ms=3_600_000)) as w:
+        await ready(w)
+        table_id = await ordered(w)
+        for times in (1, 2, 4):
+            (row,) = w.catalog.current_tablets(table_id)
+            assert row.state == "CREATING"
+            w.shift_ms += 60_000 * times - 10_000
+            for _ in range(3):
+                await w.beat()
+                await asyncio.sleep(OPTIONS.sweep_ms / 1000)
+            assert w.catalog.tablets[row.tablet_id].state == "CREATING"
+            w.shift_ms += 20_000
+            await _idle_until(w, lambda r=row: w.catalog.tablets[r.tablet_id].state == "REPLACED")
+            await _idle_until(w, lambda: _states(w, table_id)["CREATING"] == 1)
+
+
+async def test_silent_nodes_do_not_make_others_wait_longer(tmp_path: Path) -> None:
+    async with world(tmp_path, replace(OPTIONS, create_timeout_ms=600_000)) as w:
+        await ready(w, nodes=4)
+        table_id = await ordered(w)
+        (row,) = w.catalog.current_tablets(table_id)
+        silent = (row.config.peers[0].node_id,)
+        w.shift_ms += 601_000
+        await _idle_until(w, lambda: w.catalog.tablets[row.tablet_id].state == "REPLACED", silent)
+        await _idle_until(w, lambda: _states(w, table_id)["CREATING"] == 1, silent)
+        (again,) = w.catalog.current_tablets(table_id)
+        w.shift_ms += 601_000
+        await _idle_until(w, lambda: w.catalog.tablets[again.tablet_id].state == "REPLACED")

@@ -177,6 +177,7 @@ _TIMES = (
         "next_ceiling",
         _takes_for_committed,
         "timestamp|snapshot",
+        first=9,
         weather=Weather.CLOCKS,
     ),
     # A leader assigns timestamps below a snapshot that was served.
@@ -227,7 +228,7 @@ _STEPS = (
         "promotions before a commit",
         Weather.CHURN,
         "members change before anything",
-        first=93,
+        first=21,
         changes=core_bugs.PromotesAtOnce,
     ),
 )
@@ -241,7 +242,7 @@ _RESTS = (
         "lives",
         lambda groups, node_id: True,
         "at rest without",
-        first=195,
+        first=334,
     ),
 )
 
@@ -299,6 +300,7 @@ _TABLES = (
         "frozen",
         lambda once: _frozen(ExactlyOnce()),
         "again|differ",
+        first=5,
         weather=Weather.TABLE,
     ),
 )
@@ -320,7 +322,11 @@ _CONFIRMATIONS = (
     _confirmed("a leader confirmed by whoever is asked", Confirming, "_follows", confirming_bugs.anybody),
     _confirmed("a leader confirmed in another term", RaftCore, "vouches", confirming_bugs.follows_anybody),
     _confirmed(
-        "an answer to an earlier question", Confirming, "_take_answer", confirming_bugs.takes_any_answer
+        "an answer to an earlier question",
+        Confirming,
+        "_take_answer",
+        confirming_bugs.takes_any_answer,
+        first=2,
     ),
     _confirmed(
         "answers after the leader stepped down",
@@ -346,7 +352,7 @@ _MASTERS = (
         "confirmed_lead",
         master_bugs.answers_unconfirmed,
         "not linearizable",
-        first=101,
+        first=17,
     ),
     _master(
         "locks that hold nobody", Locks, "hold", master_bugs.holds_nobody, "two tables|linearizable", first=4
@@ -368,7 +374,7 @@ _MASTERS = (
         "_applied",
         master_bugs.sees_nothing_while_it_reads,
         "differs",
-        first=194,
+        first=34,
     ),
     _master(
         "replica ids given again", driving, "free_id", master_bugs.above_what_is_in_force, "given", first=3
@@ -416,7 +422,7 @@ _LEASES = (
         lease,
         "counted_us",
         lease_bugs.trusts_its_clock,
-        37,
+        484,
         "holds a lease",
     ),
 )
@@ -430,7 +436,7 @@ def _early(label: str, owner: Any, name: str, instead: Any, told: str, first: in
 
 _EARLY = (
     _early(
-        "memory of a majority", Peers, "held_by_all", early_bugs.held_by_a_majority, "in memory, is lost", 699
+        "memory of a majority", Peers, "held_by_all", early_bugs.held_by_a_majority, "in memory, is lost", 140
     ),
     _early(
         "a read that sees commits alone",
@@ -438,9 +444,9 @@ _EARLY = (
         "read_index",
         property(early_bugs.only_what_is_committed),
         "not linearizable",
-        6,
+        9,
     ),
-    _early("memory called synced", Applying, "foreseen", early_bugs.called_synced, "acknowledged write", 15),
+    _early("memory called synced", Applying, "foreseen", early_bugs.called_synced, "acknowledged write", 27),
     _early(
         "an early answer to any block",
         Applying,

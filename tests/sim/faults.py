@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from stele.model.ids import OPID_NONE, ReplicaId
 from stele.raft.messages import TimeoutNow, UpdateRequest
-from stele.rpc.proto.consensus_pb2 import ConfirmPB, FollowPB
+from stele.rpc.proto.consensus_pb2 import BeatPB, ConfirmPB, FollowPB
 from tests.sim.judge import have_majority, lacks_log
 from tests.sim.leased import LeasedLeaders
 from tests.sim.node import Said, SimNode
@@ -83,7 +83,12 @@ class Faults:
         if until <= self._world.now:
             late_ms = 0.0
         share, rng = self._plan.late_answers, self._world.rng
-        if share and isinstance(message, ConfirmPB | FollowPB) and message.answers and rng.random() < share:
+        if (
+            share
+            and isinstance(message, BeatPB | ConfirmPB | FollowPB)
+            and message.answers
+            and rng.random() < share
+        ):
             self._world.met["an answer about leaders late"] += 1
             late_ms += rng.uniform(0.0, self._plan.late_ms)
         return late_ms

@@ -62,6 +62,14 @@ class SimHost:
             world.judge(check_said, node.twin.durable, node.replica_id, to, message)
         world.send(node.replica_id, to, message, quiet=quiet)
 
+    def takes_beats(self, node_id: NodeId) -> bool:
+        return self._node.beating.takes_beats(node_id)
+
+    def beat(
+        self, replica: HostedReplica, node_id: NodeId, to: ReplicaId, term: int, commit_index: int
+    ) -> None:
+        self._node.beating.beat(replica, node_id, to, term, commit_index)
+
     def read_came(self, reader: Reader) -> None:
         self._node.confirming.read_came(reader)
 

@@ -25,7 +25,8 @@ from stele.raft import RaftCore
 from stele.raft.effects import Role
 from stele.raft.messages import Message
 from stele.raft.ports import fold_records
-from stele.rpc.proto.consensus_pb2 import ConfirmPB, FollowPB, RestingPB
+from stele.rpc.proto.consensus_pb2 import BeatPB, ConfirmPB, FollowPB, RestingPB
+from stele.tserver.beating import Beating
 from stele.tserver.confirming import Confirming
 from stele.tserver.following import LeaderQuestions
 from stele.tserver.log_space import LogSpace
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 TABLET = TabletId("7" * 32)
-Said = Message | RestingPB | ConfirmPB | FollowPB
+Said = Message | RestingPB | BeatPB | ConfirmPB | FollowPB
 """What nodes tell each other."""
 
 
@@ -100,6 +101,7 @@ class SimNode:
         """Whether its replica is ticked: not while it rests."""
         self.thread: LogThread | None = None
         self._quiet: QuietGroups | None = None
+        self.beating: Beating
         self.confirming: Confirming
         self.following: LeaderQuestions
         self.space: LogSpace | None = None
@@ -223,6 +225,13 @@ class SimNode:
         self.replica = Replica(self.superblock, self.directory, self.host, world.plan.replica)
         replicas = cast(Replicas, _OneReplica(self.replica))
         self.space = LogSpace(replicas, self.log, self.host)
+        self.beating = Beating(
+            replicas,
+            self._beat,
+            first=random.Random(f"beats/{world.plan.seed}/{self.replica_id}/{self.life}").getrandbits(32),
+            patience_ms=world.plan.options.election_max_ms,
+            now_ms=self.ticker.now_ms(),
+        )
         self.confirming = Confirming(
             replicas,
             self._confirm,
@@ -328,6 +337,7 @@ class SimNode:
             self._ticks = self.replica.tick(now_ms)
         if self._quiet is not None:
             self._quiet.tick(now_ms)
+        self.beating.tick(now_ms)
         self.confirming.tick(now_ms)
         self.following.tick(now_ms)
         self.loop.call_later(0.001 * self.world.plan.tick_ms, self._tick)
@@ -426,6 +436,10 @@ class SimNode:
         replica = self.replica
         if replica is None:
             return
+        if isinstance(message, BeatPB):
+            if not self.older:
+                self.beating.told(node_of(sender), message)
+            return
         if isinstance(message, ConfirmPB):
             if not self.older:
                 self.confirming.told(node_of(sender), message)
@@ -446,6 +460,13 @@ class SimNode:
         assert not isinstance(message, RestingPB)
         replica.on_message(node_of(sender), sender, message)
 
+    def _beat(self, node_id: NodeId, beat: BeatPB) -> None:
+        if self.older:
+            return
+        self.world.met["heartbeats sent as beats"] += len(beat.beats) // 56
+        self.world.met["beats refused"] += len(beat.refused) // 2
+        self.world.send(self.replica_id, ReplicaId(int(node_id, 16)), beat)
+
     def _confirm(self, node_id: NodeId, confirm: ConfirmPB) -> None:
         if self.older:
             return
@@ -463,6 +484,7 @@ class SimNode:
         """The connection to another node was reset."""
 
         def tell() -> None:
+            self.beating.lost(node_of(replica_id))
             self.confirming.lost(node_of(replica_id))
             self.following.lost(node_of(replica_id))
             if self._quiet is not None:

@@ -28,6 +28,11 @@ REFRESH_INTERVAL_S = 0.2
 _SPREAD_S = 0.1
 """The longest random delay before a question. Without it, all clients of a dead node would ask the masters at one moment."""
 _REFRESH_TIMEOUT_S = 5.0
+_MADE_PER_S = 500
+"""How many tablets of a new table a cluster can make in a second, at most. Nobody asks more often than that makes useful:
+an answer costs the masters some 40 µs for each tablet of the table."""
+_WAIT_MAX_S = 2.0
+"""The longest wait between two questions for a new table."""
 MOVED = frozenset((Code.UNAVAILABLE, Code.TIMED_OUT))
 """Codes that may mean that a leader's node has a new address. The other replicas still name it as leader, so only the masters
 know the address."""
@@ -281,6 +286,9 @@ class Locations:
                 unanswered = ""
                 if self.led:
                     return
+                missing = self.info.partition_schema.tablets - self.info.tablets_running
+                wait_s = min(missing / _MADE_PER_S, _WAIT_MAX_S, deadline - time.monotonic())
+                await asyncio.sleep(max(0.0, wait_s))
         info = self.info
         kind = "key space" if info.kind == "keyspace" else info.kind
         raise Retryable(

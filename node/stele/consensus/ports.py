@@ -147,6 +147,15 @@ class Host(Protocol):
         `quiet`: mark it as quiet.
         """
 
+    def takes_beats(self, node_id: NodeId) -> bool:
+        """Whether a node takes beats in place of heartbeats."""
+
+    def beat(
+        self, replica: HostedReplica, node_id: NodeId, to: ReplicaId, term: int, commit_index: int
+    ) -> None:
+        """Tell a node, in one message with other tablets, that this replica leads. Pass its answer to
+        `Replica.beat_answered`."""
+
     def read_came(self, reader: Reader) -> None:
         """In the next turn of the loop, call `reader.begin_round()` and ask the other voters of that round to
         confirm it. Give the round up if they do not answer within a heartbeat.

@@ -315,6 +315,26 @@ class Replica:
             and started.core.vouches(leader, term)
         )
 
+    def take_beat(
+        self, from_node: NodeId, leader: ReplicaId, term: int, commit_index: int, now_ms: int
+    ) -> bool:
+        """Hear that `leader`, on that node, leads `term` and has committed up to `commit_index`.
+
+        Returns False if it must send a heartbeat: this replica does not follow it, or a heartbeat would say more."""
+        started = self.started
+        return (
+            started is not None
+            and self.standing.running
+            and started.members.node_of.get(leader) == from_node
+            and started.runtime.take_beat(leader, term, commit_index, now_ms)
+        )
+
+    def beat_answered(self, peer: ReplicaId, term: int, followed: bool, now_ms: int) -> None:
+        """A peer answered a beat of this replica of that term: it followed, or wants a heartbeat."""
+        started = self.started
+        if started is not None:
+            started.runtime.beat_answered(peer, term, followed, now_ms)
+
     def has_on(self, node_id: NodeId, replica_id: ReplicaId) -> bool:
         """Whether this replica's configurations place replica `replica_id` of its group on node `node_id`."""
         return self.started is not None and self.started.members.node_of.get(replica_id) == node_id

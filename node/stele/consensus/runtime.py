@@ -41,6 +41,12 @@ class EffectSink(Protocol):
     def send(self, to: ReplicaId, message: Message) -> None:
         """Send the message, which may leave now."""
 
+    def takes_beats(self, to: ReplicaId) -> bool:
+        """Whether the node of this peer takes beats."""
+
+    def beat(self, to: ReplicaId, term: int, commit_index: int) -> None:
+        """Tell this peer's node, with other tablets' beats, that this replica leads."""
+
     def effect(self, effect: fx.Effect) -> None:
         """Handle any other effect, in order."""
 
@@ -156,8 +162,35 @@ class CoreRuntime:
             self.post(SyncStalled(now_ms - self._quiet_ms))
         if self._deadline_ms is None:
             self._deadline_ms = self.core.next_deadline_ms
-        if self._quiet_since_ms is None and now_ms - self._quiet_ms >= self._deadline_ms:
+        if (
+            self._quiet_since_ms is None
+            and now_ms - self._quiet_ms >= self._deadline_ms
+            and not self._beats(now_ms - self._quiet_ms)
+        ):
             self.post(Tick(now_ms - self._quiet_ms))
+
+    def _beats(self, now_ms: int) -> bool:
+        """In place of a Tick: have the node tell the peers that this replica leads. Returns False if the core needs the Tick."""
+        core = self.core
+        if self._stopped or self._scheduled or (peers := core.beat(now_ms, self._sink.takes_beats)) is None:
+            return False
+        for peer in peers:
+            self._sink.beat(peer, core.term, core.commit_index)
+        self._deadline_ms = core.next_deadline_ms
+        return True
+
+    def take_beat(self, leader: ReplicaId, term: int, commit_index: int, now_ms: int) -> bool:
+        """As `RaftCore.take_beat`, at the node's time. A group at rest takes none: a heartbeat wakes it."""
+        if self._stopped or self._quiet_since_ms is not None:
+            return False
+        self._deadline_ms = None
+        return self.core.take_beat(leader, term, commit_index, now_ms - self._quiet_ms)
+
+    def beat_answered(self, peer: ReplicaId, term: int, followed: bool, now_ms: int) -> None:
+        """As `RaftCore.beat_answered`, at the node's time."""
+        if not self._stopped and self._quiet_since_ms is None:
+            self._deadline_ms = None
+            self.core.beat_answered(peer, term, followed, now_ms - self._quiet_ms)
 
     def _log_stalls(self, now_ms: int) -> bool:
         """Whether a Persist has waited longer than an election timeout, and the log did not move in that

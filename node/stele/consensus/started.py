@@ -132,6 +132,17 @@ class StartedReplica:
 
     # --- EffectSink
 
+    def takes_beats(self, to: ReplicaId) -> bool:
+        """As `EffectSink.takes_beats`."""
+        node_id = self.members.node_of.get(to)
+        return node_id is not None and self._host.takes_beats(node_id)
+
+    def beat(self, to: ReplicaId, term: int, commit_index: int) -> None:
+        """As `EffectSink.beat`."""
+        node_id = self.members.node_of.get(to)
+        if node_id is not None:
+            self._host.beat(self._standing, node_id, to, term, commit_index)
+
     def send(self, to: ReplicaId, message: Message) -> None:
         """Send a Raft message. Whatever it depended on is durable."""
         node_id = self.members.node_of.get(to)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import replace
+from itertools import islice
 
 import structlog
 
@@ -45,6 +46,13 @@ ROUND_SWEEPS = 64
 
 Each look takes some 0.1 ms. Ten thousand looks in every sweep would take all the time of a master.
 """
+CREATING_PER_NODE = 32
+"""The most tablets for each live node that are CREATING at once. The others wait as PREPARING.
+
+A tablet that is CREATING has a limited time to get a leader. It must not spend that time in line behind a thousand others.
+"""
+PATIENCE_MAX = 16
+"""How many times `create_timeout_ms` a tablet may take at most to get its leader, if its nodes are slow but alive."""
 REPLACED_QUARTERS = 3
 """How many quarters of the catalog replacement tablets may fill. While nodes do not answer, tablets are
 replaced again and again.
@@ -66,6 +74,12 @@ class Background:
         self._swept_ms = 0
         self._open: dict[str, None] = {}
         """Tablets to look at in the next sweep: something was due, or they are not RUNNING."""
+        self._queue: dict[str, None] = {}
+        """PREPARING tablets that wait until fewer are CREATING, oldest first."""
+        self._patience = 1
+        """By how much `create_timeout_ms` is multiplied now. It doubles when a tablet is replaced whose nodes are all alive."""
+        self._patience_us = 0
+        """When it doubled last. Tablets placed before that do not double it again."""
         self._round: list[str] | None = None
         """Tablets that the present round of looks without a cause has still to look at. None: a new leader,
         which looks at all.
@@ -121,6 +135,12 @@ class Background:
             lead.dirty.update((t, None) for t in self._to_sweep())
             for state in TABLET_STATES:
                 metrics.master_tablets.labels(state).set(lead.catalog.states[state])
+        if not lead.catalog.states["CREATING"] and not lead.catalog.states["PREPARING"]:
+            self._patience = 1
+        for tablet_id in list(islice(self._queue, self._room())):
+            # It goes to the end of the line. If it cannot be placed now, others get their turn.
+            self._queue[tablet_id] = self._queue.pop(tablet_id)
+            lead.dirty[tablet_id] = None
         due = list(lead.dirty)
         for start in range(0, len(due), TABLETS_AT_ONCE):
             chosen = due[start : start + TABLETS_AT_ONCE]
@@ -172,18 +192,22 @@ class Background:
         if due:
             await lead.do(self._follow_reports(due))
         waiting = [t for t in known if lead.catalog.tablets[t].state == "PREPARING"]
-        if waiting and lead.settled:
-            await lead.do(self._place(waiting))
+        if waiting and lead.settled and (chosen := waiting[: self._room()]):
+            await lead.do(self._place(chosen))
         for tablet_id in known:
             if self._too_late(lead.catalog.tablets[tablet_id]):
                 await lead.do(self._replace(tablet_id))
         for tablet_id in tablet_ids:
             row = lead.catalog.tablets.get(tablet_id)
             ordered = row is not None and self._orders.consider(row)
-            if row is not None and (ordered or tablet_id in due or row.state in ("PREPARING", "CREATING")):
+            if row is not None and (ordered or tablet_id in due or row.state == "CREATING"):
                 self._open[tablet_id] = None
             else:
                 self._open.pop(tablet_id, None)
+            if row is not None and row.state == "PREPARING":
+                self._queue[tablet_id] = None
+            else:
+                self._queue.pop(tablet_id, None)
 
     # --- rows follow reports ---
 
@@ -254,6 +278,12 @@ class Background:
 
     # --- new tablets ---
 
+    def _room(self) -> int:
+        """How many more tablets may become CREATING now."""
+        lead = self._lead
+        nodes = max(1, len(lead.candidates()))  # with none alive, an attempt logs what is missing
+        return max(0, CREATING_PER_NODE * nodes - lead.catalog.states["CREATING"])
+
     async def _place(self, tablet_ids: list[str]) -> None:
         """Choose peers for PREPARING tablets, which become CREATING, in one batch. The batch fails if the row
         of a chosen node has changed.
@@ -297,7 +327,8 @@ class Background:
     def _too_late(self, row: TabletRecord) -> bool:
         if row.state != "CREATING" or not self._lead.settled:
             return False
-        return self._lead.wall_us() - row.since_us > self._lead.options.create_timeout_ms * 1000
+        given_us = self._lead.options.create_timeout_ms * 1000 * self._patience
+        return self._lead.wall_us() - row.since_us > given_us
 
     async def _replace(self, tablet_id: str) -> None:
         """Replace a tablet that got no leader in time by a new one, in one batch."""
@@ -317,7 +348,20 @@ class Background:
                 return
             log.warning("tablet had no leader in time and was replaced", tablet=tablet_id, by=fresh.tablet_id)
             await lead.commit(batch)
+            self._be_patient(row, now_us)
         lead.look_at(fresh.tablet_id)
+
+    def _be_patient(self, replaced: TabletRecord, now_us: int) -> None:
+        """Give the next tablets twice the time, if this one was replaced although all its nodes are alive.
+
+        Such nodes are slow. Each replacement gives them more work, so without this they would never be done.
+        """
+        lead = self._lead
+        nodes = [lead.catalog.nodes.get(p.node_id) for p in replaced.config.peers]
+        alive = all(node is not None and lead.is_alive(node) for node in nodes)
+        if alive and replaced.since_us >= self._patience_us and self._patience < PATIENCE_MAX:
+            self._patience *= 2
+            self._patience_us = now_us
 
 
 def _log_change(row: TabletRecord, changed: TabletRecord) -> None:

@@ -11,7 +11,7 @@ Invariant: the same initial state, random numbers and events give the same effec
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import ClassVar
 
 from stele.model.config import Configuration
@@ -19,6 +19,7 @@ from stele.model.ids import ReplicaId
 from stele.raft.cause import cause_of
 from stele.raft.effects import Effect, Role
 from stele.raft.events import Event, InitialState
+from stele.raft.follower import Follower
 from stele.raft.options import RaftOptions
 from stele.raft.ports import Chance
 from stele.raft.progress import Progress
@@ -69,6 +70,35 @@ class RaftCore:
         if leader is not None:
             leader.end_turn()
         return self.state.outbox.take()
+
+    # Beats: heartbeats without a turn (heartbeats.py)
+
+    def beat(self, now_ms: int, takes_beats: Callable[[ReplicaId], bool]) -> tuple[ReplicaId, ...] | None:
+        """In place of a due Tick: choose the peers that are to hear now that this replica leads `term`, and has
+        committed up to `commit_index`.
+
+        `takes_beats` says whether a peer's node takes beats. Returns None if the Tick is needed, as it is for all but a leader.
+        """
+        leader = self._roles.leader
+        return None if leader is None else leader.beat(now_ms, takes_beats)
+
+    def take_beat(self, leader: ReplicaId, term: int, commit_index: int, now_ms: int) -> bool:
+        """Hear that `leader` leads `term`, and has committed up to `commit_index`.
+
+        Returns False if a heartbeat would say more than that, or this replica does not follow. Then nothing is changed.
+        """
+        acting = self._roles.acting
+        return (
+            isinstance(acting, Follower)
+            and self.state.term == term
+            and acting.take_beat(leader, commit_index, now_ms)
+        )
+
+    def beat_answered(self, peer: ReplicaId, term: int, followed: bool, now_ms: int) -> None:
+        """A peer answered a beat of this term: it followed, or wants a heartbeat."""
+        leader = self._roles.leader
+        if leader is not None and self.state.term == term:
+            leader.beat_answered(peer, followed, now_ms)
 
     # What the owner asks
 

@@ -74,12 +74,9 @@ class Follower:
         elif state.term_leader is None:
             state.term_leader = sender  # it was named to lead, and now it leads
         log = state.log
-        if log.handed_index >= self.told_commit and state.term_committed:
-            state.caught_up_ms = state.heard_ms
+        self._hear()
         if request.commit_index > self.told_commit:
             self.told_commit = request.commit_index
-        state.heard_ms = state.now_ms
-        state.timer.due_ms = state.now_ms + state.timer.patience_ms
         if request.all_replicated_index > state.all_replicated_index:
             state.all_replicated_index = min(request.all_replicated_index, log.last_index)
         entries = request.entries
@@ -117,6 +114,32 @@ class Follower:
         else:
             self._answer(sender, request, min(verified, log.durable_index), state.outbox.hard_barrier())
 
+    def take_beat(self, leader: ReplicaId, commit_index: int, now_ms: int) -> bool:
+        """As `RaftCore.take_beat`, in the same term."""
+        state = self.state
+        if (
+            state.leader != leader
+            or state.term_leader != leader
+            or commit_index > self.told_commit
+            or state.outbox.hard_barrier()
+        ):
+            return False
+        state.advance_clock(now_ms)
+        self._hear()
+        return True
+
+    def _hear(self) -> None:
+        """The leader of this term is alive."""
+        state = self.state
+        if state.log.handed_index >= self.told_commit and state.term_committed:
+            state.caught_up_ms = state.heard_ms
+        timer, now_ms = state.timer, state.now_ms
+        state.heard_ms = now_ms
+        if now_ms >= timer.calm_ms:
+            timer.calm(now_ms)
+            state.draw_election()
+        timer.due_ms = now_ms + timer.patience_ms
+
     def on_timeout_now(self, sender: ReplicaId, request: TimeoutNow) -> None:
         """Stand at once, as the leader asks (dissertation 3.10)."""
         state = self.state
@@ -143,10 +166,15 @@ class Follower:
                 leader, f"it leads term {state.term}, as {state.term_leader} does: a term has one leader"
             )
             return False
+        timer = state.timer
+        still = timer.missed and state.term_leader == leader
+        if still:
+            timer.false_alarm(state.now_ms)
+        timer.missed = False
         self.pre_vote = None
         state.set_role(state.resting_role, leader, f"replica {leader} leads term {state.term}")
-        if state.timer.unanswered or state.timer.due_ms == NEVER_MS:
-            state.timer.unanswered = 0
+        if still or timer.unanswered or timer.due_ms == NEVER_MS:
+            timer.unanswered = 0
             state.draw_election()
         state.follow_word_of(leader)
         return True
@@ -263,6 +291,7 @@ class Follower:
         if state.now_ms < state.timer.due_ms:
             return
         if state.role is Role.FOLLOWER:
+            state.timer.missed = True
             self.campaign("no leader heard within the election timeout")
         else:
             state.timer.due_ms = NEVER_MS

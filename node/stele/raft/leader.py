@@ -10,6 +10,8 @@ proposal is answered by Proposed or ProposalRefused.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from stele.model.config import encode_configuration
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code
@@ -211,6 +213,7 @@ class Leader:
             state.ignore(sender, f"it acknowledges more than this log, which ends at {state.log.last_opid}")
             return
         progress.connected = True
+        progress.beat_refused = False
         progress.heard_ms = state.now_ms
         if progress.failed is not response.failed:
             peers.tell_sound(progress, not response.failed)
@@ -415,6 +418,34 @@ class Leader:
             self.switch.follow(None, why, Code.NO_QUORUM)
         else:
             heartbeats.send()
+
+    def beat(self, now_ms: int, takes_beats: Callable[[ReplicaId], bool]) -> tuple[ReplicaId, ...] | None:
+        """As `RaftCore.beat`, while this replica leads."""
+        state = self.state
+        if (
+            state.pending.transfer is not None
+            or state.pending_change_index is not None
+            or state.witness
+            or state.options.lease_ms
+            or self.reads.asked
+        ):
+            return None
+        state.advance_clock(now_ms)
+        return self.heartbeats.beat(state.now_ms, takes_beats)
+
+    def beat_answered(self, peer: ReplicaId, followed: bool, now_ms: int) -> None:
+        """As `RaftCore.beat_answered`, while this replica leads."""
+        state = self.state
+        progress = self.peers.progress.get(peer)
+        if progress is None or not progress.connected or progress.failed or progress.unreached:
+            return
+        state.advance_clock(now_ms)
+        if followed:
+            progress.heard_ms = state.now_ms
+        else:
+            progress.beat_refused = True
+            progress.updated_ms = state.now_ms - state.options.heartbeat_ms
+            self.heartbeats.due_ms = state.now_ms
 
     def _tick_transfer(self) -> None:
         pending = self.state.pending

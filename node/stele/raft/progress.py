@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 
 from stele.model.ids import ReplicaId
-from stele.raft.messages import UpdateResponse
+from stele.raft.messages import UpdateRequest, UpdateResponse
 from stele.raft.status import PeerState, PeerStatus
 
 
@@ -17,6 +17,7 @@ class Progress:
 
     __slots__ = (
         "base_ms",
+        "beat_refused",
         "behind_since_ms",
         "connected",
         "departing_until_ms",
@@ -38,6 +39,8 @@ class Progress:
         "round_start_ms",
         "round_target",
         "state",
+        "told_commit",
+        "told_replicated",
         "unreached",
         "updated_ms",
         "window_bytes",
@@ -86,6 +89,12 @@ class Progress:
         future."""
         self.updated_ms = now_ms
         """When the last message of any kind was sent. Not in the future."""
+        self.told_commit = -1
+        """The commit index in the last message to it. At most the leader's."""
+        self.told_replicated = -1
+        """`all_replicated_index` in the last message to it. At most the leader's."""
+        self.beat_refused = False
+        """It refused the last beat: it gets a heartbeat of its own. False after its next answer."""
         self.behind_since_ms: int | None = None
         """Since when it has lacked entries while `match` did not rise, as seen at a tick.
 
@@ -142,6 +151,21 @@ class Progress:
         """Whether it is sound, has really answered since `since_ms`, and its node has not failed after that."""
         return self.connected and not self.failed and self.heard_ms is not None and self.heard_ms >= since_ms
 
+    def takes_beat(self, commit_index: int, all_replicated_index: int) -> bool:
+        """Whether a heartbeat would tell it nothing new, and it is a sound peer that stays one."""
+        return (
+            self.told_commit == commit_index
+            and self.told_replicated == all_replicated_index
+            and self.connected
+            and not self.failed
+            and not self.unreached
+            and not self.beat_refused
+            and not self.promotes
+            and self.heard_ms is not None
+            and self.departing_until_ms is None
+            and self.hold_from is None
+        )
+
     def note_lag(self, last_index: int, now_ms: int) -> None:
         """Note whether it lacks entries up to `last_index`."""
         if self.match >= last_index:
@@ -179,6 +203,12 @@ class Progress:
         """Note that the peer has lost entries that it acknowledged."""
         self.match = self.written = 0
         self.moved_ms = now_ms
+
+    def told(self, request: UpdateRequest, now_ms: int) -> None:
+        """This message is sent to it now."""
+        self.updated_ms = now_ms
+        self.told_commit = request.commit_index
+        self.told_replicated = request.all_replicated_index
 
     def sent(self, last_index: int, size: int, now_ms: int) -> None:
         """Note that a message with entries up to `last_index` was sent."""

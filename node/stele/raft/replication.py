@@ -102,7 +102,7 @@ class Replication:
         )
 
     def _update(self, progress: Progress, request: UpdateRequest) -> None:
-        progress.updated_ms = self._state.now_ms
+        progress.told(request, self._state.now_ms)
         self._state.outbox.send(progress.replica_id, request, 0)
 
     def _probe(self, progress: Progress) -> bool:
@@ -161,7 +161,7 @@ class Replication:
 
     def _send_entries(self, progress: Progress, request: UpdateRequest) -> None:
         state = self._state
-        progress.updated_ms = state.now_ms
+        progress.told(request, state.now_ms)
         state.outbox.send(progress.replica_id, request, 0)
         size = 0
         for entry in request.entries:

@@ -7,7 +7,10 @@ invalid value from a peer is a `Rejected`, never another exception.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator
 from sys import intern
+from typing import Any
 
 from stele.model.config import Configuration, Peer, member_type_of
 from stele.model.entry import Entry, entry_kind_of
@@ -105,3 +108,8 @@ def entry_from_pb(pb: consensus_pb2.EntryPB) -> Entry:
     """
     term, index = pb.term, pb.index
     return Entry(term, index, entry_kind_of(pb.kind, term, index), pb.timestamp, pb.payload)
+
+
+def whole_records(form: struct.Struct, data: bytes) -> Iterator[tuple[Any, ...]]:
+    """The records in `data`. Bytes at the end that are no whole record are ignored."""
+    return form.iter_unpack(data[: len(data) // form.size * form.size])

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import structlog
 
@@ -24,6 +24,7 @@ from stele.consensus.ports import Reader
 from stele.consensus.read_round import ReadRound
 from stele.model import bounds
 from stele.model.ids import NodeId, ReplicaId
+from stele.rpc.convert import whole_records
 from stele.rpc.logging import OncePer
 from stele.rpc.proto import consensus_pb2
 from stele.tserver.replicas import Replicas
@@ -135,7 +136,7 @@ class Confirming:
         if question is None or question.node_id != node_id:
             return
         del self._questions[confirm.number]
-        refused = frozenset(at for (at,) in _whole(_PLACE, confirm.refused))
+        refused = frozenset(at for (at,) in whole_records(_PLACE, confirm.refused))
         for at, (begun, replica_id) in enumerate(question.parts):
             if at in refused:
                 begun.refuse()
@@ -153,7 +154,7 @@ class Confirming:
         self._answered += count
         refused = [
             _PLACE.pack(at)
-            for at, (tablet, incarnation, leader, own, term) in enumerate(_whole(_ASK, confirm.asks))
+            for at, (tablet, incarnation, leader, own, term) in enumerate(whole_records(_ASK, confirm.asks))
             if not self._follows(node_id, tablet, incarnation, ReplicaId(leader), own, term)
         ]
         answer = consensus_pb2.ConfirmPB(number=confirm.number, answers=True, refused=b"".join(refused))
@@ -189,8 +190,3 @@ class Confirming:
         release.
         """
         self._able.pop(node_id, None)
-
-
-def _whole(form: struct.Struct, data: bytes) -> Iterator[tuple[Any, ...]]:
-    """The records in `data`. Ignores bytes at the end that are no whole record."""
-    return form.iter_unpack(data[: len(data) // form.size * form.size])

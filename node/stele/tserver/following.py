@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import structlog
 
@@ -27,6 +27,7 @@ from stele.consensus.replica import Replica
 from stele.model.bounds import INDEX_MAX
 from stele.model.errors import Code, Retryable, SteleError, let_go
 from stele.model.ids import NodeId, ReplicaId
+from stele.rpc.convert import whole_records
 from stele.rpc.logging import OncePer
 from stele.rpc.proto import consensus_pb2
 from stele.tserver.replicas import Replicas
@@ -125,7 +126,7 @@ class LeaderQuestions:
         question = self._questions.get(follow.number)
         if question is None or question.node_id != node_id:
             return
-        for place, index in _whole(_ANSWER, follow.answers):
+        for place, index in whole_records(_ANSWER, follow.answers):
             if place >= len(question.futures) or question.futures[place].done():
                 continue
             if 0 < index <= INDEX_MAX:
@@ -142,7 +143,9 @@ class LeaderQuestions:
             self._once.tell(log.warning, event, node_id, "long", peer_node=node_id, tablets=count)
             return
         answers = []
-        for at, (tablet, incarnation, leader, asker, term, snapshot) in enumerate(_whole(_ASK, follow.asks)):
+        for at, (tablet, incarnation, leader, asker, term, snapshot) in enumerate(
+            whole_records(_ASK, follow.asks)
+        ):
             replica = self._replicas.route((tablet, leader))
             index: int | None = 0
             if replica is not None and _may_ask(replica, node_id, incarnation, asker):
@@ -223,8 +226,3 @@ def _fail(future: asyncio.Future[int], why: str) -> None:
             )
         )
         future.exception()  # its reader may have gone
-
-
-def _whole(form: struct.Struct, data: bytes) -> Iterator[tuple[Any, ...]]:
-    """The records in `data`. Ignores bytes at the end that are no whole record."""
-    return form.iter_unpack(data[: len(data) // form.size * form.size])

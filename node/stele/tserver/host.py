@@ -48,6 +48,8 @@ class NodeHost:
         self.wall_us = wall_clock.read
         self.clock_fault = wall_clock.fault
         self.send = messenger.send
+        self.takes_beats = messenger.beating.takes_beats
+        self.beat = messenger.beating.beat
         self.read_came = messenger.confirming.read_came
         self.ask_leader = messenger.following.ask_leader
         self.dropped = messenger.dropped

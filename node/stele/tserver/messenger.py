@@ -29,6 +29,7 @@ from stele.rpc.listener import StreamListener
 from stele.rpc.logging import OncePer
 from stele.rpc.peers import BULK, CONTROL, PeerTransport
 from stele.rpc.proto import common_pb2, consensus_pb2
+from stele.tserver.beating import Beating
 from stele.tserver.confirming import Confirming
 from stele.tserver.following import LeaderQuestions
 from stele.tserver.messages import QUIET, encode_body, encode_head, message_from_pb
@@ -61,6 +62,13 @@ class Messenger:
         self._replicas = replicas
         self._dial_configured = dial_configured
         self.quiet = QuietGroups(replicas, options, self._ping, now_ms)
+        self.beating = Beating(
+            replicas,
+            self._beat,
+            first=secrets.randbits(48) << 14,
+            patience_ms=options.election_max_ms,
+            now_ms=now_ms,
+        )
         self.confirming = Confirming(
             replicas,
             self._confirm,
@@ -122,6 +130,7 @@ class Messenger:
         """Pass the time on to the parts of the messenger."""
         self._encoded = None, b""
         self.quiet.tick(now_ms)
+        self.beating.tick(now_ms)
         self.confirming.tick(now_ms)
         self.following.tick(now_ms)
 
@@ -139,6 +148,11 @@ class Messenger:
         if self._replicas.fenced:
             return
         self._transport.send(node_id, consensus_pb2.ConsensusMessage(resting=resting).SerializeToString())
+
+    def _beat(self, node_id: NodeId, beat: consensus_pb2.BeatPB) -> None:
+        if self._replicas.fenced:
+            return
+        self._transport.send(node_id, consensus_pb2.ConsensusMessage(beat=beat).SerializeToString())
 
     def _confirm(self, node_id: NodeId, confirm: consensus_pb2.ConfirmPB) -> None:
         if self._replicas.fenced:
@@ -165,7 +179,9 @@ class Messenger:
             return
         replica = self._replicas.route((envelope.tablet_id, envelope.to_replica))
         if replica is None:
-            if envelope.HasField("confirm"):
+            if envelope.HasField("beat"):
+                self.beating.told(from_node, envelope.beat)
+            elif envelope.HasField("confirm"):
                 self.confirming.told(from_node, envelope.confirm)
             elif envelope.HasField("follow"):
                 self.following.told(from_node, envelope.follow)
@@ -185,6 +201,7 @@ class Messenger:
 
     def _on_disconnect(self, node_id: NodeId) -> None:
         self.quiet.lost(node_id)
+        self.beating.lost(node_id)
         self.confirming.lost(node_id)
         self.following.lost(node_id)
         self._replicas.peer_node_failed(node_id)

@@ -80,6 +80,7 @@ class ConsensusMessage(_message.Message):
     RESTING_FIELD_NUMBER: _builtins.int
     CONFIRM_FIELD_NUMBER: _builtins.int
     FOLLOW_FIELD_NUMBER: _builtins.int
+    BEAT_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     from_replica: _builtins.int
     to_replica: _builtins.int
@@ -108,6 +109,10 @@ class ConsensusMessage(_message.Message):
     def follow(self) -> Global___FollowPB:
         """without a tablet, too"""
 
+    @_builtins.property
+    def beat(self) -> Global___BeatPB:
+        """without a tablet, too"""
+
     def __init__(
         self,
         *,
@@ -124,16 +129,52 @@ class ConsensusMessage(_message.Message):
         resting: Global___RestingPB | None = ...,
         confirm: Global___ConfirmPB | None = ...,
         follow: Global___FollowPB | None = ...,
+        beat: Global___BeatPB | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "confirm", b"confirm", "follow", b"follow", "resting", b"resting", "timeout_now", b"timeout_now", "update", b"update", "update_response", b"update_response", "vote", b"vote", "vote_response", b"vote_response"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "confirm", b"confirm", "follow", b"follow", "resting", b"resting", "timeout_now", b"timeout_now", "update", b"update", "update_response", b"update_response", "vote", b"vote", "vote_response", b"vote_response"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "confirm", b"confirm", "follow", b"follow", "from_replica", b"from_replica", "quiet", b"quiet", "resting", b"resting", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "timeout_now", b"timeout_now", "to_replica", b"to_replica", "update", b"update", "update_response", b"update_response", "vote", b"vote", "vote_response", b"vote_response"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "confirm", b"confirm", "follow", b"follow", "from_replica", b"from_replica", "quiet", b"quiet", "resting", b"resting", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "timeout_now", b"timeout_now", "to_replica", b"to_replica", "update", b"update", "update_response", b"update_response", "vote", b"vote", "vote_response", b"vote_response"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["update", "update_response", "vote", "vote_response", "timeout_now"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___ConsensusMessage: _TypeAlias = ConsensusMessage  # noqa: Y015
+
+@_typing.final
+class BeatPB(_message.Message):
+    """Heartbeats of many tablets: a leader's node says which of its replicas lead, and gets one answer. Without a number it only
+    asks whether such messages are answered. Programs before 0.2.0 are silent.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    BEATS_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of the message; its answer repeats it"""
+    beats: _builtins.bytes
+    """56 bytes for each, big endian: tablet id, incarnation, replicas that lead and are told, term, commit index"""
+    answers: _builtins.bool
+    refused: _builtins.bytes
+    """of an answer, 2 bytes for each: the places in the message of those that want a heartbeat of their own"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        beats: _builtins.bytes = ...,
+        answers: _builtins.bool = ...,
+        refused: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "beats", b"beats", "number", b"number", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeatPB: _TypeAlias = BeatPB  # noqa: Y015
 
 @_typing.final
 class FollowPB(_message.Message):
