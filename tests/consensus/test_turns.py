@@ -31,15 +31,16 @@ from tests.tablet.twin import FOREVER, flush, new_store, write_entry
 WIDE = Schema.make([("k", "int64"), *((f"c{n}", "int64", True) for n in range(300))], ["k"])
 NARROW = Schema.make([("k", "int64"), ("v", "int64", True), ("w", "int64", True)], ["k"])
 
-KEYS, INDEXED, VALUES, READ, PLANNED, JOINED = (
+KEYS, INDEXED, VALUES, READ, PLANNED, JOINED, CHANGED = (
     "keys looked up",
     "rows indexed",
     "values",
     "bytes read",
     "rows planned",
     "patched rows made whole",
+    "values that patches change",
 )
-BOUNDS = {KEYS: 400, INDEXED: 4_096, VALUES: 256, READ: 0, PLANNED: 32, JOINED: 64}
+BOUNDS = {KEYS: 400, INDEXED: 4_096, VALUES: 256, READ: 0, PLANNED: 32, JOINED: 64, CHANGED: 1_024}
 """What is about 5 ms of a loop, at most. Numbers of their own: whoever raises a bound of the code meets them."""
 
 
@@ -96,6 +97,12 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
     counted(HashIndex, "add", INDEXED, lambda _, hashes: len(hashes))
     counted(StoreRows, "fetch", VALUES, lambda rows, found: len(found.place) * len(rows.schema.columns))
     counted(MemTable, "_patched", JOINED, lambda _, patches, start: sum(len(p.keys) for p in patches))
+    counted(
+        MemTable,
+        "_patched",
+        CHANGED,
+        lambda _, patches, start: sum(p.batch.num_rows * len(p.columns) for p in patches),
+    )
     counted(writing, "complete", PLANNED, lambda block, schema: block.rows)
     counted(ColumnFile, "_compare", READ, lambda file, part, sum_of: file._parts[part][1])
     counted(ColumnFile, "__init__", READ, lambda file, path, expected=None: path.stat().st_size)
@@ -180,6 +187,24 @@ async def test_updates_of_rows_in_memory_copy_none_of_them_in_a_turn(tmp_path: P
     assert turns.within_bounds()
     assert not turns.most[VALUES] and not turns.elsewhere[VALUES]
     assert not turns.most[JOINED] and 200 <= turns.elsewhere[JOINED] <= 300
+    assert not any(applied.refused)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(32, 1), (1, 150), (32, 150)])
+async def test_a_reader_finds_few_patched_rows_and_values(
+    tmp_path: Path, turns: Turns, rows: int, columns: int
+) -> None:
+    """32 rows joined 63 that waited already. 63 updates of half of the columns took a reader 20 ms."""
+    applied = Applied(new_store(tmp_path / "t", FOREVER, WIDE))
+    await applied.write(*(_block(WIDE, RowOp.UPSERT, range(n, n + 32), 1) for n in range(0, 96, 32)))
+    turns.forget()
+    for n in range(63):
+        await applied.write(_block(WIDE, RowOp.UPDATE, [n], n, columns=1))
+    for n in range(60 // rows):
+        await applied.write(_block(WIDE, RowOp.UPDATE, range(n, n + rows), n, columns=columns))
+    with applied.store.view():
+        assert turns.within_bounds()
+    assert turns.elsewhere[JOINED] >= 63
     assert not any(applied.refused)
 
 

@@ -196,7 +196,7 @@ class Applying:
         if block.schema_version < self._schema.version and (why := grown_too_large(block, self._schema)):
             return Plan(refused=why)  # its leader checked it with an older schema
         state = self._contents.state
-        if state.active.patches_due:
+        if state.active.patches_due(block.rows, len(block.column_ids)):
             if brief:
                 raise WouldBlock
             state.active.settle()

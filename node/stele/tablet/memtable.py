@@ -38,7 +38,7 @@ from stele.tablet.chunk import U64, Chunk, row_bits
 from stele.tablet.hash_index import HashIndex
 from stele.tablet.machine import WouldBlock
 from stele.tablet.order import SharedOrder, SortedRows
-from stele.tablet.sorted_runs import Mask, Positions, Run, concat_batches
+from stele.tablet.sorted_runs import Mask, Positions, Run, concat_batches, has_long
 
 SMALL_ROWS = 32
 """Blocks of up to this many rows use the dict."""
@@ -54,7 +54,9 @@ _WAITING_APART_BYTES_MAX = 1 << 18
 _JOINED_MIN = 32
 """From this many blocks on, decoding them together is cheaper than one by one."""
 _PATCHED_ROWS_MAX = 64
-"""Patched rows are made whole once there are this many, in some milliseconds for 300 columns."""
+"""The most patched rows that wait. They are made whole in some milliseconds for 300 columns."""
+_PATCHED_VALUES_MAX = 1_024
+"""The most values that patches which wait give. To make rows whole takes one or two microseconds for each."""
 _COALESCED_ROWS_MAX = 8_192
 _COALESCED_BYTES_MAX = 16 << 20
 """The most bytes of a joined chunk. Larger chunks gain nothing, and an Arrow array holds at most 2 GiB."""
@@ -74,10 +76,11 @@ _Waiting = tuple[memoryview, int, int]
 class Patch:
     """Rows of one entry that differ from older rows of a memtable in some columns.
 
-    `base`: for each row the ordinal of the older row, which is no delete. `columns`: the positions of the columns of
+    `table`: the memtable's serial number. The memtable itself would be in a cycle of references, and stay in memory after
+    its store is closed. `base`: for each row the ordinal of the older row, which is no delete. `columns`: the positions of the columns of
     `batch` among those of the table. `size_bytes`: their size as they came. `keys`: the rows' encoded keys."""
 
-    table: MemTable
+    table: int
     base: Sequence[int]
     columns: Sequence[int]
     batch: pa.RecordBatch
@@ -108,6 +111,7 @@ class MemTable:
         self._waiting_max = _WAITING_APART_BYTES_MAX if self.layout is None else self._waiting_joined_max
         self._patches: list[tuple[Patch, int]] = []  # with their hybrid times
         self._patch_sizes: list[int] = []  # about how many bytes each patched row takes; part of `bytes`
+        self._patched_values = 0  # how many values they give
         self._waiting_lock = threading.Lock()
         self._big_end = 0
         self._index = HashIndex()
@@ -167,14 +171,20 @@ class MemTable:
             if self._waiting_bytes >= self._waiting_max:
                 self._decode_waiting()
 
-    def may_wait(self, base: Sequence[int]) -> bool:
-        """Whether rows that change these may wait as a patch. Not if they may have long values: all that wait are copied
-        in one step."""
+    def may_wait(self, base: Sequence[int], batch: pa.RecordBatch, size_bytes: int) -> bool:
+        """Whether rows that give these other values may wait as a patch. Not if they are many, or may be long: all that
+        wait are copied in one step."""
+        if len(base) * batch.num_columns > _PATCHED_VALUES_MAX:
+            return False
         if row_bits(self.schema) is not None:
             return True
+        if any(map(has_long, batch.columns)):
+            return False
         with self._waiting_lock:
             whole = self.rows - len(self._patch_sizes)
-            return not any(self._at(self.chunks, at)[0].has_long for at in set(base) if at < whole)
+            if any(self._at(self.chunks, at)[0].has_long for at in set(base) if at < whole):
+                return False
+            return sum(map(self._size_of, base)) + size_bytes <= self._waiting_joined_max
 
     def append_patch(self, patch: Patch, time: int) -> None:
         """Add the rows of a patch of this table. They are made whole later."""
@@ -186,14 +196,18 @@ class MemTable:
             self._index_small(self.rows, patch.keys, None)
             self._patches.append((patch, time))
             self._patch_sizes += sizes
+            self._patched_values += rows * patch.batch.num_columns
             self.rows += rows
             self.bytes += sum(sizes) + _CHUNK_OVERHEAD_BYTES + _DICT_ENTRY_BYTES * rows
 
-    @property
-    def patches_due(self) -> bool:
-        """Whether so many patched rows wait that they must be made whole before the next patch."""
+    def patches_due(self, rows: int, columns: int) -> bool:
+        """Whether so many patched rows wait that they must be made whole before a block of this size is looked up."""
         sizes = self._patch_sizes
-        return len(sizes) >= _PATCHED_ROWS_MAX or sum(sizes) >= self._waiting_joined_max
+        return bool(sizes) and (
+            len(sizes) + rows > _PATCHED_ROWS_MAX
+            or self._patched_values + rows * columns > _PATCHED_VALUES_MAX
+            or sum(sizes) >= self._waiting_joined_max
+        )
 
     def _size_of(self, ordinal: int) -> int:
         """About how many bytes this row takes."""
@@ -218,7 +232,7 @@ class MemTable:
         # If memory runs out up to here, all patches still wait.
         self.bytes += chunk.nbytes - sum(self._patch_sizes) - (len(patches) - 1) * _CHUNK_OVERHEAD_BYTES
         self.chunks += [chunk]
-        self._patches, self._patch_sizes = [], []
+        self._patches, self._patch_sizes, self._patched_values = [], [], 0
         self._small_tail = 0
         self._coalesce(1)
 

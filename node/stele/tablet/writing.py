@@ -102,7 +102,7 @@ class Plan:
 
     def fits(self, active: MemTable) -> bool:
         """Whether it can be applied to this memtable. A patch can only be applied to the one that has its old rows."""
-        return all(isinstance(put, Put) or put.table is active for put in self.puts)
+        return all(isinstance(put, Put) or put.table == active.serial for put in self.puts)
 
 
 def plan_block(store: Rows, block: Block, size_bytes: int, others: U64 | None = None) -> Plan:
@@ -203,10 +203,10 @@ def _small(
     taken_keys = [keys[at] for at in taken]
     if len(stored) == len(taken) and all(source == 0 for source, _, _ in stored_at):
         base = [place for _, place, _ in stored_at]
-        if store.active.may_wait(base):
+        if store.active.may_wait(base, block.batch, size_bytes):
             some = block if len(taken) == len(keys) else _taken(block, np.array(taken))
             columns = tuple(store.schema.places[column_id] for column_id in block.column_ids)
-            puts.append(Patch(store.active, base, columns, some.batch, size_bytes, taken_keys))
+            puts.append(Patch(store.active.serial, base, columns, some.batch, size_bytes, taken_keys))
             return errors
     batch = complete(block, store.schema)
     if stored:
