@@ -25,7 +25,7 @@ from stele.raft.events import (
 )
 from stele.raft.messages import UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
 from tests.raft.test_causes import NEWCOMER
-from tests.raft.test_core import accept, initial, leader_in_step, settle
+from tests.raft.test_core import accept, entries, initial, leader_in_step, settle
 
 OPTIONS = RaftOptions()
 
@@ -200,6 +200,16 @@ def test_a_follower_refuses_what_a_heartbeat_would_have_to_tell() -> None:
     assert not core.take_beat(ReplicaId(2), 5, 1, 100), "a commit index that it was not told"
     assert core.next_deadline_ms == due_ms and core.term == 5
     assert core.take_beat(ReplicaId(2), 5, 0, 100)
+
+
+def test_entries_that_a_heartbeat_overtook_are_committed_when_they_come() -> None:
+    """The heartbeat told of the commit. Its leader sends beats from then on, so nothing else would tell of it again."""
+    core = following()
+    core.step(Received(ReplicaId(2), UpdateRequest(5, OpId(0, 0), (), 1), 20))
+    assert core.commit_index == 0
+    settle(core, core.step(Received(ReplicaId(2), UpdateRequest(5, OpId(0, 0), entries(5), 0), 30)))
+    assert core.take_beat(ReplicaId(2), 5, 1, 100)
+    assert core.commit_index == core.log.handed_index == 1
 
 
 def test_a_follower_refuses_a_beat_while_its_term_is_not_durable() -> None:

@@ -98,8 +98,9 @@ class Follower:
         if verified > log.last_index:
             verified = log.last_index
         self.verified_index = verified
-        if request.commit_index > commit_index:
-            known = min(request.commit_index, verified)
+        if self.told_commit > commit_index:
+            # Not only what this message says: a heartbeat that told more may have overtaken these entries.
+            known = min(self.told_commit, verified)
             if known > commit_index:
                 state.commit_to(known)
                 if commit_index < log.config_index:
