@@ -137,7 +137,7 @@ _DISKS = (
         "sync",
         _ignores_errors,
         "begins with term|damaged",
-        first=144,
+        first=51,
     ),
     # The log continues after a write for which the disk had no space.
     Bug(
@@ -228,7 +228,7 @@ _STEPS = (
         "promotions before a commit",
         Weather.CHURN,
         "members change before anything",
-        first=21,
+        first=50,
         changes=core_bugs.PromotesAtOnce,
     ),
 )
@@ -385,7 +385,7 @@ _MASTERS = (
         "_done_already",
         master_bugs.says_not_leader,
         "not linearizable",
-        first=90,
+        first=32,
     ),
 )
 """A master breaks a rule of the catalog."""
