@@ -237,3 +237,24 @@ async def test_silent_nodes_do_not_make_others_wait_longer(tmp_path: Path) -> No
         (again,) = w.catalog.current_tablets(table_id)
         w.shift_ms += 601_000
         await _idle_until(w, lambda: w.catalog.tablets[again.tablet_id].state == "REPLACED")
+
+
+async def test_nobody_waits_longer_for_nodes_that_are_gone(tmp_path: Path) -> None:
+    """Slow nodes had made the master patient. Then a tablet whose nodes died held its place in the line for minutes."""
+    async with world(tmp_path, replace(OPTIONS, create_timeout_ms=600_000, alive_ms=300_000)) as w:
+        await ready(w, nodes=6)
+        table_id = await ordered(w)
+        (row,) = w.catalog.current_tablets(table_id)
+        while w.catalog.tablets[row.tablet_id].state == "CREATING":
+            w.shift_ms += 200_000
+            for _ in range(3):
+                await w.beat()
+                await asyncio.sleep(OPTIONS.sweep_ms / 1000)
+        await _idle_until(w, lambda: _states(w, table_id)["CREATING"] == 1)
+        (row,) = w.catalog.current_tablets(table_id)
+        silent = tuple(p.node_id for p in row.config.peers[:2])
+        for _ in range(3):
+            w.shift_ms += 200_000
+            await w.beat(silent=silent)
+        w.shift_ms += 10_000
+        await _idle_until(w, lambda: w.catalog.tablets[row.tablet_id].state == "REPLACED", silent)

@@ -95,7 +95,11 @@ def test_all_faults_are_told_together() -> None:
     with pytest.raises(Rejected) as caught:
         by_ids([*parts, RangePartitioning(("n",), ())], SCHEMA)
     message = str(caught.value)
-    assert "no column 'a'" in message and "no column 'b'" in message and "there are 2 ranges" in message
+    assert (
+        "no column 'a'" in message
+        and "no column 'b'" in message
+        and "there are 2 range partitionings" in message
+    )
 
 
 def test_the_nearest_known_word_is_named() -> None:

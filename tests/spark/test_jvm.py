@@ -273,7 +273,7 @@ def test_the_catalog_alters_tables(engine: Any, cluster: Cluster) -> None:
         ("ALTER TABLE st.new2 ALTER COLUMN stops COMMENT 'c'", "column stops has a comment"),
         (
             "ALTER TABLE st.new2 ALTER COLUMN stops TYPE INT",
-            "the type of column stops cannot change; make a new",
+            "the type of column stops cannot change; create a new",
         ),
         ("ALTER TABLE st.new2 ALTER COLUMN id DROP NOT NULL", "whether column id may be null cannot change"),
         (

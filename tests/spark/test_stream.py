@@ -172,7 +172,7 @@ async def test_other_columns_end_the_stream_between_two_batches(
         await table.refresh()
         await table.put({"id": 3, "name": "new", "size": 7})
         with pytest.raises(
-            Rejected, match=r"column size was added; .*load\(\) it again.*same checkpoint"
+            Rejected, match=r"column size was added; .*load\(\) the table again.*same checkpoint"
         ) as caught:
             await call(query.plan)
         assert caught.value.code is Code.SCHEMA_MISMATCH

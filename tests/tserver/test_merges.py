@@ -46,6 +46,7 @@ async def test_a_merge_that_fails_again_and_again_holds_nobody_up(cluster: Local
     await with_room(node, 1 << 30)
     await wait_until(lambda: [len(s.files) for s in stores[1:]] == [1, 1])
     assert len(stores[0].files) == 4
+    await wait_until(lambda: compactor.refused > 0)
     assert compactor.refused == 1  # it is left alone for a while
 
 

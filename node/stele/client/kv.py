@@ -51,7 +51,7 @@ class KeySnapshot:
     """Keys in order, as they were at `revision`. A watch after that revision misses nothing.
 
     Example:
-        >>> space.write({"colour": "blue", "owner": "me"}) == space.snapshot().revision
+        >>> space.write({"colour": "blue", "owner": "me"}) <= space.snapshot().revision
         True
         >>> [each.key for each in space.snapshot(prefix="c").keys]
         [b'colour']

@@ -327,8 +327,15 @@ class Background:
     def _too_late(self, row: TabletRecord) -> bool:
         if row.state != "CREATING" or not self._lead.settled:
             return False
-        given_us = self._lead.options.create_timeout_ms * 1000 * self._patience
+        slow = 2 * self._alive(row) > len(row.config.peers)  # nobody waits longer for nodes that are gone
+        given_us = self._lead.options.create_timeout_ms * 1000 * (self._patience if slow else 1)
         return self._lead.wall_us() - row.since_us > given_us
+
+    def _alive(self, row: TabletRecord) -> int:
+        """How many of a tablet's peers are on nodes that are alive."""
+        lead = self._lead
+        nodes = [lead.catalog.nodes.get(p.node_id) for p in row.config.peers]
+        return sum(node is not None and lead.is_alive(node) for node in nodes)
 
     async def _replace(self, tablet_id: str) -> None:
         """Replace a tablet that got no leader in time by a new one, in one batch."""
@@ -356,9 +363,7 @@ class Background:
 
         Such nodes are slow. Each replacement gives them more work, so without this they would never be done.
         """
-        lead = self._lead
-        nodes = [lead.catalog.nodes.get(p.node_id) for p in replaced.config.peers]
-        alive = all(node is not None and lead.is_alive(node) for node in nodes)
+        alive = self._alive(replaced) == len(replaced.config.peers)
         if alive and replaced.since_us >= self._patience_us and self._patience < PATIENCE_MAX:
             self._patience *= 2
             self._patience_us = now_us
