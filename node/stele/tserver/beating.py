@@ -33,8 +33,8 @@ _PLACE = struct.Struct(">H")
 BEATS_MAX = 1_024
 """The most beats in one message: 56 KiB. Taking one costs some 2 µs."""
 _TAKEN_MAX = 32_768
-"""The most beats that one tick takes, from all nodes. A node with more gets no answer, and its leaders send heartbeats once an
-election timeout has passed."""
+"""The most beats that one tick takes, from all nodes. A node with more gets no answer, and its leaders send heartbeats after
+200 ms."""
 _GREET_MS = 1_000
 """How often a node is asked whether it takes beats. Releases before 0.2.0 do not answer."""
 
