@@ -1,14 +1,19 @@
 """What holds for all tests: examples of hypothesis take as long as they take, on machines of any speed, and a run that
 is told to end (SIGTERM, as `timeout` and CI send it) stops what it started, as one that is interrupted does. What takes
-long begins first, so that no worker is left alone with it at the end. A worker that dies fails its test and no more. A command
+long begins first, so that no worker is left alone with it at the end. A worker that dies fails its test and no more, and
+the report has the stacks of its threads. A command
 that runs in the process of its test sets how Stele logs for that test only."""
 
+import contextlib
+import faulthandler
 import gc
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 import structlog
@@ -79,8 +84,38 @@ def _logging() -> Iterator[None]:
     structlog.configure(**before)
 
 
+@pytest.hookimpl(trylast=True)  # pytest's own goes to an output that is nobody's to read
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(whole_files)
+    worker = getattr(config, "workerinput", None)
+    if worker is not None:
+        stacks = _stacks(worker).open("w")  # open until the process ends, in which case it may be written
+        faulthandler.enable(stacks)
+        config.stash[_STACKS] = stacks
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    stacks = config.stash.get(_STACKS, None)
+    if stacks is not None:
+        faulthandler.disable()
+        stacks.close()
+        Path(stacks.name).unlink(missing_ok=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str, report: Any, sched: object) -> None:
+    path = _stacks(report.node.workerinput)
+    with contextlib.suppress(FileNotFoundError):
+        report.sections.append(("stacks of the worker that died", path.read_text() or "none: it was killed"))
+        path.unlink()
+
+
+_STACKS = pytest.StashKey[Any]()
+
+
+def _stacks(worker: dict[str, Any]) -> Path:
+    """Where a worker of this run writes its threads' stacks if it dies of a signal."""
+    return Path(tempfile.gettempdir()) / f"stele-tests-{worker['testrunuid']}-{worker['workerid']}"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import select
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 import pyarrow as pa
@@ -141,6 +142,14 @@ def test_small_commands_without_end_do_not_end_their_connection(port: int) -> No
     client.close()
 
 
+def _noted(function: Callable[[int], int], given: list[int]) -> Callable[[int], int]:
+    def noted(fd: int) -> int:
+        given.append(fd)
+        return function(fd)
+
+    return noted
+
+
 class Trickle(Provider):
     """Its scan has a great many tiny batches."""
 
@@ -181,6 +190,20 @@ def test_connections_are_looked_at_seldom_unless_memory_grows() -> None:
     assert not looks.due(0.15, start + GREW_BYTES), "it is compared with what was at the last look"
     assert not looks.due(0.20, start), "what was given back"
     assert looks.due(0.25, start + GREW_BYTES), "is not there for others to take unseen"
+
+
+def test_a_look_duplicates_no_descriptor(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket that gRPC closes while a duplicate is open stays in gRPC's epoll, which then tells of one that is gone."""
+    watch = InflowWatch(port, lambda host: None)
+    watch.close()
+    with fl.connect(f"grpc+tcp://127.0.0.1:{port}") as client:
+        client.do_get(ticket()).read_all()
+        duplicated: list[int] = []
+        monkeypatch.setattr(os, "dup", _noted(os.dup, duplicated))
+        watch._look(0.05)
+        monkeypatch.undo()
+        assert any(flow is not None for flow in watch._flows.values()) and not duplicated
+        assert client.do_get(ticket()).read_all().num_rows, "the descriptor that was looked at is still open"
 
 
 def test_a_process_without_descriptors_is_watched_on(port: int) -> None:

@@ -153,7 +153,7 @@ class InflowWatch:
         self._judge(held)
 
     def _met(self, fd: int) -> Flow | None:
-        with _socket(fd) as sock:
+        with _glance(fd) as sock:
             if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
                 return None
             if sock.getsockname()[1] != self._port:
@@ -167,7 +167,7 @@ class InflowWatch:
 
     def _count(self, fd: int, flow: Flow, seconds: float, came: int) -> None:
         size = _ACKED_AT + _ACKED_AND_RECEIVED.size
-        with _socket(fd) as sock:
+        with _glance(fd) as sock:
             told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
         if len(told) == size:
             acked, received = _ACKED_AND_RECEIVED.unpack_from(told, _ACKED_AT)
@@ -181,7 +181,7 @@ class InflowWatch:
             if size <= HELD_BYTES_MAX and left <= ALL_BYTES_MAX:
                 return
             left -= size
-            with suppress(OSError), _socket(fd) as sock:
+            with suppress(OSError), _kept(fd) as sock:
                 host, port = sock.getpeername()[:2]
                 # The descriptor may belong to another socket by now.
                 if sock.getsockname()[1] == self._port and _name(host, port) == flow.peer:
@@ -193,7 +193,19 @@ class InflowWatch:
 
 
 @contextmanager
-def _socket(fd: int) -> Iterator[socket.socket]:
+def _glance(fd: int) -> Iterator[socket.socket]:
+    """The socket of a descriptor, to ask it something: its owner may close it meanwhile, and the number may be another
+    socket's then. It is not duplicated: a socket that its owner closed would live on in the owner's epoll."""
+    sock = socket.socket(fileno=fd)
+    try:
+        yield sock
+    finally:
+        sock.detach()
+
+
+@contextmanager
+def _kept(fd: int) -> Iterator[socket.socket]:
+    """The same socket throughout, whatever its owner does."""
     with socket.socket(fileno=os.dup(fd)) as sock:
         yield sock
 
