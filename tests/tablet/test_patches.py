@@ -19,7 +19,7 @@ from stele.model.block import RowOp, encode_block
 from stele.model.predicate import Changes, ScanSpec
 from stele.model.rows import batch_from_rows
 from stele.model.schema import Schema
-from stele.tablet.machine import Lookup
+from stele.tablet.machine import Lookup, Outcome
 from stele.tablet.memtable import Patch
 from stele.tablet.store import StoreOptions, TabletStore
 from tests.model.drawn import VALUES, row, schemas
@@ -162,7 +162,7 @@ def test_patches_are_made_whole_in_a_thread_if_only_updates_come(tmp_path: Path)
         if isinstance(begun, Lookup):
             looked_up += 1
             assert waiting >= 48
-            store.apply(entry, begun.run())
+            assert isinstance(store.begin(entry, begun.run()), Outcome)
             assert patches(store) == 1
     assert 2 <= looked_up <= 4
 
@@ -225,13 +225,14 @@ def test_a_patch_that_a_flush_overtakes_is_planned_anew(tmp_path: Path) -> None:
     pair.write(encode_block(RowOp.UPSERT, TEXTS.column_ids, batch, TEXTS.version))
 
     def freeze(store: TabletStore) -> None:
+        pair.meanwhile = None
         assert store.begin_flush() is not None
 
     pair.meanwhile = freeze  # the rows are not indexed yet, so they are looked up in a thread
     active = pair.stores[0]._contents.state.active
     pair.write(block_of([{"k": 5, "n": -5}], RowOp.UPDATE, TEXTS))
     assert pair.stores[0]._contents.state.active is not active
-    pair.meanwhile = None
+    assert pair.lookups == 2, "it is looked up anew in a thread, too"
     pair.write(block_of([{"k": 5, "v": "five"}], RowOp.UPDATE, TEXTS))
     assert patches(pair.stores[0]) == 1
     first, second = map(_written, pair.stores)

@@ -49,6 +49,7 @@ class Pair:
         self.meanwhile: Callable[[TabletStore], object] | None = (
             None  # done to the first between lookup and apply
         )
+        self.lookups = 0
 
     def write(self, body: bytes, sequence: int = 0) -> Outcome:
         """Apply a block to both; what both say of it."""
@@ -69,13 +70,14 @@ class Pair:
     def _begin(self, entry: Entry) -> Outcome:
         store = self.stores[0]
         begun = store.begin(entry)
-        if not isinstance(begun, Lookup):
-            return begun
         with ThreadPoolExecutor(1) as threads:
-            found = threads.submit(begun.run).result()
-        if self.meanwhile is not None:
-            self.meanwhile(store)
-        return store.apply(entry, found)
+            while isinstance(begun, Lookup):
+                self.lookups += 1
+                found = threads.submit(begun.run).result()
+                if self.meanwhile is not None:
+                    self.meanwhile(store)
+                begun = store.begin(entry, found)
+        return begun
 
     def compare(self) -> None:
         """What readers see at every time, and what comes to the disk."""

@@ -89,10 +89,10 @@ class Applier:
                     break
                 ensure(entry.index == self.applied_index + 1, "entries read back from the log leave a gap")
                 outcome = machine.begin(entry)
-                if isinstance(outcome, Lookup):
+                while isinstance(outcome, Lookup):
                     found = await self._in_thread(outcome.run)
                     self._refuse_ended()
-                    outcome = machine.apply(entry, found)
+                    outcome = machine.begin(entry, found)
                 self._was_applied(entry, outcome)
                 await asyncio.sleep(0)
         self._refuse_ended()
@@ -164,11 +164,14 @@ class Applier:
         """Run the lookup that `entry` needs in a thread, and apply the entry. Then continue with later
         entries.
         """
+        outcome: Outcome | Lookup = lookup
         try:
-            found = await self._in_thread(lookup.run)
-            if self._ended is not None:
-                return
-            self._was_applied(entry, self._machine.apply(entry, found))
+            while isinstance(outcome, Lookup):
+                found = await self._in_thread(outcome.run)
+                if self._ended is not None:
+                    return
+                outcome = self._machine.begin(entry, found)
+            self._was_applied(entry, outcome)
         except Exception as exc:  # noqa: BLE001 - as above
             if self._ended is None:
                 self._broke(exc)

@@ -71,12 +71,16 @@ class Applying:
     def _schema(self) -> Schema:
         return self._contents.state.active.schema
 
-    def begin(self, entry: Entry) -> Outcome | Lookup:
+    def begin(self, entry: Entry, found: Found | None = None) -> Outcome | Lookup:
         """See StateMachine. Looks up a small block's rows at once, if the files' parts that it needs were
         read before."""
         if entry.kind is not EntryKind.WRITE:
             return self.apply(entry)
         header, body = writeop.decode(entry.payload)
+        if found is not None:
+            if isinstance(found, Plan) and not found.fits(self._contents.state.active):
+                return Lookup(partial(self._look_up, header, body))  # a flush began meanwhile
+            return self._apply_write(entry, header, body, found)
         if self._is_plain(header) or header.kind is not BodyKind.BLOCK or self._once.knows(header):
             return self._apply_write(entry, header, body, None)
         if not self._may_be_brief(body):
@@ -98,10 +102,10 @@ class Applying:
         )
         return Outcome(timestamp, in_memory=True) if certain else None
 
-    def apply(self, entry: Entry, found: Found | None = None) -> Outcome:
+    def apply(self, entry: Entry) -> Outcome:
         """See StateMachine."""
         if entry.kind is EntryKind.WRITE:
-            return self._apply_write(entry, *writeop.decode(entry.payload), found)
+            return self._apply_write(entry, *writeop.decode(entry.payload), None)
         self._progress.advance(entry)
         if entry.kind is EntryKind.CEILING:
             self._once.expire(entry.timestamp)
@@ -151,8 +155,6 @@ class Applying:
             outcome = Outcome(entry.timestamp)
         else:
             plan = found if found is not None else self._look_up(header, body)
-            if isinstance(plan, Plan) and not plan.fits(self._contents.state.active):
-                plan = self._look_up(header, body)  # a flush began since the rows were looked up
             outcome = self._write(entry, plan)
             wrote = not isinstance(plan, Plan) or bool(plan.puts)
         if wrote and header.attempt is not None:

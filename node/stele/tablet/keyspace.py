@@ -306,11 +306,11 @@ class KeySpace:
         """See StateMachine. Always None: the outcome depends on conditions and leases when the entry is applied."""
         return None
 
-    def begin(self, entry: Entry) -> Outcome | Lookup:
+    def begin(self, entry: Entry, found: Found | None = None) -> Outcome | Lookup:
         """See StateMachine. Applies at once, because nothing here takes long."""
         return self.apply(entry)
 
-    def apply(self, entry: Entry, found: Found | None = None) -> Outcome:
+    def apply(self, entry: Entry) -> Outcome:
         """See StateMachine. If INSERT, CAS, CHECK or DELETE is refused, the outcome's `value` is the key's
         present value."""
         self._progress.advance(entry)

@@ -38,7 +38,7 @@ class Lookup:
     """What must be looked up before an entry can be applied. It takes too long for the event loop.
 
     `run` blocks and may read files. It changes nothing and does not raise, so it may run in any thread. Pass its
-    result to `StateMachine.apply` once, with no other entry applied in between."""
+    result to `StateMachine.begin` once, with no other entry applied in between."""
 
     run: Callable[[], Found]
 
@@ -144,18 +144,18 @@ class StateMachine(Protocol):
 
         All entries after `applied` and before this one must be blocks of rows or ceilings."""
 
-    def begin(self, entry: Entry) -> Outcome | Lookup:
+    def begin(self, entry: Entry, found: Found | None = None) -> Outcome | Lookup:
         """As `apply`, but takes at most a few milliseconds, for an event loop.
 
-        If it returns a Lookup, nothing was applied yet. The owner then runs it in a thread and passes the
-        result to `apply`, with the same entry and no other before it.
+        If it returns a Lookup, nothing was applied yet. The owner then runs it in a thread and calls `begin` again
+        with the result in `found`, the same entry, and no other before it. If a flush began meanwhile, that may
+        return another Lookup.
 
         Raises: see `apply`.
         """
 
-    def apply(self, entry: Entry, found: Found | None = None) -> Outcome:
-        """Apply the next committed entry, of any kind. `found`: the result of `begin`'s lookup; without it
-        this may block.
+    def apply(self, entry: Entry) -> Outcome:
+        """Apply the next committed entry, of any kind. May block.
 
         The outcome follows from the entry and the state by rules that never change. An entry that this
         program cannot read has no outcome, because another program may have applied it.

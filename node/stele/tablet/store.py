@@ -298,14 +298,14 @@ class TabletStore:
         """See StateMachine. Certain only for a block of a known client whose effect is independent of stored rows."""
         return self._applying.foreseen(payload, timestamp)
 
-    def begin(self, entry: Entry) -> Outcome | Lookup:
+    def begin(self, entry: Entry, found: Found | None = None) -> Outcome | Lookup:
         """See StateMachine. Looks up a small block's rows at once, if the files' parts that it needs were
         read before."""
-        return self._applying.begin(entry)
+        return self._applying.begin(entry, found)
 
-    def apply(self, entry: Entry, found: Found | None = None) -> Outcome:
+    def apply(self, entry: Entry) -> Outcome:
         """See StateMachine."""
-        return self._applying.apply(entry, found)
+        return self._applying.apply(entry)
 
     def check_block(self, block: bytes) -> bool:
         """Check a block before it is proposed. Returns whether it is plain
