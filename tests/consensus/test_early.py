@@ -126,6 +126,28 @@ async def test_a_repetition_under_way_gets_the_first_ones_outcome(group_of: Make
     assert repeated.duplicate and repeated.timestamp == first.timestamp
 
 
+@pytest.mark.parametrize("used", [False, True], ids=["the first in memory", "one of many"])
+async def test_a_repetition_of_a_synced_write_under_way_gets_its_outcome(
+    group_of: MakeGroup, used: bool
+) -> None:
+    """Its caller was told the timestamp of the repetition, under which nothing is stored."""
+    group, leader, wire = await begun(group_of)
+    if used:
+        assert (await submit(leader, row(4, 4))).in_memory
+    first = leader.writes.submit(row(2, 2), rows_only=True)
+    again = submit(leader, row(2, 2))
+    third = await submit(leader, row(3, 3))
+    assert third.in_memory and not again.done()
+    wire.holds = False
+    repeated = await again
+    assert repeated.duplicate and repeated.timestamp == (await first).timestamp
+    await wait_until(lambda: not leader.writes.proposals.in_log)
+    assert not leader.writes.proposals.early._numbers
+    await group.all_applied()
+    wire.holds = True
+    assert (await submit(leader, row(5, 5))).in_memory
+
+
 async def test_behind_a_change_of_the_schema_nothing_is_certain(group_of: MakeGroup) -> None:
     _, leader, wire = await begun(group_of)
     newer = Schema.from_json(SCHEMA.to_json())

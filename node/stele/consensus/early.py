@@ -10,6 +10,8 @@ Invariant: an early outcome equals the outcome of applying the entry, unless the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from stele.consensus.pending import Pending
 from stele.model import writeop
 from stele.model.ids import OpId
@@ -17,12 +19,14 @@ from stele.tablet.machine import StateMachine
 
 
 class EarlyAnswers:
-    """The writes of one leader that may be answered early."""
+    """The writes of one leader that may be answered early. `in_log`: all its writes in the log and not applied yet, by index."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_log: Mapping[int, Pending]) -> None:
+        self._in_log = in_log
         self._waiting: dict[int, Pending] = {}  # by index, rising
-        # By client and sequence: the index of the first entry in the log.
+        # By client and sequence: the index of the first entry in the log. Empty until a write in memory comes.
         self._numbers: dict[bytes, int] = {}
+        self._used = False
         self._after = 0  # what lies up to here must be applied before any outcome is certain
 
     def lead(self, last_index: int) -> None:
@@ -32,16 +36,24 @@ class EarlyAnswers:
         self._after = last_index
         self._waiting.clear()
         self._numbers.clear()
+        self._used = False
 
     def proposed(self, pending: Pending, opid: OpId) -> None:
         """Note a write that is in the log at `opid`."""
         if not pending.rows_only:
             self._after = opid.index
-        elif pending.early is not None and self._is_first(pending, opid.index):
-            self._waiting[opid.index] = pending
+        elif pending.early is not None:
+            if not self._used:
+                self._used = True
+                for index, earlier in self._in_log.items():
+                    self._is_first(earlier, index)
+            if self._is_first(pending, opid.index):
+                self._waiting[opid.index] = pending
+        elif self._used:
+            self._is_first(pending, opid.index)
 
     def _is_first(self, pending: Pending, index: int) -> bool:
-        """Whether no earlier write here has the same client and sequence.
+        """Whether no earlier write here has the same client and sequence, synced ones included.
 
         A repetition waits until it is applied: it gets the outcome of the first one, which has another
         timestamp.
@@ -60,7 +72,7 @@ class EarlyAnswers:
 
     def ended(self, index: int, pending: Pending) -> None:
         """Forget the write at `index`, which was applied, or was dropped from this log."""
-        if pending.early is not None:
+        if self._numbers:
             self._waiting.pop(index, None)
             number = writeop.number_of(pending.payload)
             if self._numbers.get(number) == index:

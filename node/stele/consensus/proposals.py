@@ -35,7 +35,7 @@ class Proposals:
         self._posted: dict[int, Pending] = {}
         self.in_log: dict[int, Pending] = {}
         """Writes in the log and not applied yet, by index."""
-        self.early = EarlyAnswers()
+        self.early = EarlyAnswers(self.in_log)
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self._posted) + len(self.in_log)
