@@ -14,6 +14,9 @@ from stele.consensus.replica import Replica, ReplicaState
 from stele.model import bounds
 from stele.model.ids import NodeId, OpId, new_id
 from stele.raft.messages import UpdateRequest
+from stele.rpc.proto import consensus_pb2
+from stele.tserver.beating import Beating
+from stele.tserver.confirming import Confirming
 from stele.tserver.quiet import QuietGroups
 from stele.tserver.replicas import Replicas
 from tests.consensus.cluster import WAIT_S, Group, rows, table, wait_until
@@ -166,3 +169,30 @@ def test_frames_in_many_names_take_bounded_memory(monkeypatch: pytest.MonkeyPatc
     assert len(groups._heard_ms) == 4 and not groups.lives(first) and groups.lives(others[-1])
     groups.heard(first)
     assert groups.lives(first)
+
+
+def test_frames_in_many_names_push_out_the_node_heard_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They pushed out the one heard first: a live node whose replicas rest, which woke them all."""
+    monkeypatch.setattr(bounds, "PEERS_HEARD_MAX", 4)
+    groups = QuietGroups(Replicas(), ReplicaOptions().raft, lambda node_id, resting: None, 0)
+    live, *others = (NodeId(new_id()) for _ in range(20))
+    for now_ms, node_id in enumerate(others):
+        groups.tick(now_ms)
+        groups.heard(live)
+        groups.heard(node_id)
+        assert groups.lives(live) and groups.lives(node_id)
+    assert len(groups._heard_ms) == 4
+
+
+def test_answers_in_many_names_push_out_the_node_heard_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beats and questions are sent to nodes that answer. A live node got a message for each tablet instead."""
+    monkeypatch.setattr(bounds, "PEERS_HEARD_MAX", 4)
+    beating = Beating(Replicas(), lambda node_id, beat: None, first=1, patience_ms=600, now_ms=0)
+    confirming = Confirming(Replicas(), lambda node_id, confirm: None, first=1, patience_ms=600, now_ms=0)
+    live, *others = (NodeId(new_id()) for _ in range(20))
+    for node_id in others:
+        for name in (live, node_id):
+            beating.told(name, consensus_pb2.BeatPB(number=9, answers=True))
+            confirming.told(name, consensus_pb2.ConfirmPB(number=9, answers=True))
+        assert beating.takes_beats(live) and live in confirming._able
+    assert len(beating._able) == len(confirming._able) == 4

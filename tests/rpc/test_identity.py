@@ -160,6 +160,16 @@ def test_names_of_nodes_that_nobody_knows_take_bounded_memory() -> None:
     assert book.incarnation(f"{0:032x}") == 0
 
 
+def test_names_of_nodes_that_nobody_knows_push_out_the_one_heard_longest_ago() -> None:
+    """They pushed out the one heard first. So an earlier start of a live node could speak again."""
+    book = PeerBook(lambda: NOW_MS)
+    for n in range(bounds.PEERS_HEARD_MAX + 10):
+        calls(book, 7)
+        calls(book, 1, f"{n:032x}")
+        assert book.incarnation(NODE) == 7
+    assert refused(book, 6) is Code.STALE_INCARNATION
+
+
 def test_a_caller_of_another_protocol_is_refused() -> None:
     for version in (0, 2):
         with pytest.raises(Rejected, match=f"protocol version {version} is unknown here") as caught:

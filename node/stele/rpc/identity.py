@@ -185,7 +185,8 @@ class PeerBook:
             )
         if incarnation < heard:
             return
-        if node_id not in self._heard and len(self._heard) >= bounds.PEERS_HEARD_MAX:
+        self._heard.pop(node_id, None)  # the one heard longest ago comes first
+        if len(self._heard) >= bounds.PEERS_HEARD_MAX:
             del self._heard[next(iter(self._heard))]
         self._heard[node_id] = incarnation, address or known, self._now_ms()
 

@@ -124,7 +124,7 @@ class Beating:
     def told(self, node_id: NodeId, beat: consensus_pb2.BeatPB) -> None:
         """Take what a node sent: beats, or an answer."""
         if beat.answers:
-            self._able[node_id] = None
+            self._able[node_id] = self._able.pop(node_id, None)  # the one heard longest ago comes first
             if len(self._able) > bounds.PEERS_HEARD_MAX:
                 del self._able[next(iter(self._able))]
             self._take_answer(node_id, beat)

@@ -124,7 +124,7 @@ class Confirming:
     def told(self, node_id: NodeId, confirm: consensus_pb2.ConfirmPB) -> None:
         """Take what a node sent: a question, or an answer."""
         if confirm.answers:
-            self._able[node_id] = None
+            self._able[node_id] = self._able.pop(node_id, None)  # the one heard longest ago comes first
             if len(self._able) > bounds.PEERS_HEARD_MAX:
                 del self._able[next(iter(self._able))]
             self._take_answer(node_id, confirm)

@@ -107,8 +107,11 @@ class QuietGroups:
 
     def heard(self, node_id: NodeId) -> None:
         """Note that messages from a node have come in."""
+        if self._heard_ms.get(node_id) == self._now_ms:
+            return
+        self._heard_ms.pop(node_id, None)
         self._heard_ms[node_id] = self._now_ms
-        # Any name may be in a message. A live node that is dropped here is back with its next message.
+        # Any name may be in a message. Those heard longest ago come first, and are forgotten first.
         if len(self._heard_ms) > bounds.PEERS_HEARD_MAX:
             del self._heard_ms[next(iter(self._heard_ms))]
 
