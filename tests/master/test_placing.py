@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from stele.master.background import CREATING_PER_NODE, Background
 from stele.master.leadership import MasterOptions
 from stele.master.orders import Orders
+from stele.master.patience import Patience
 from stele.master.port import swap
+from stele.master.records import TabletRecord
 from stele.model.errors import Code, Retryable
 from stele.model.ids import CATALOG_TABLET_ID, NodeId
 from stele.rpc.proto import master_pb2 as pb
@@ -205,6 +209,146 @@ async def test_a_tablet_that_cannot_be_placed_does_not_hold_up_the_line(tmp_path
         w.shift_ms += 2 * w.lead.options.alive_ms
         await w.beat_until(lambda: _states(w, three)["RUNNING"] == 4, silent=lost)
         assert _states(w, five)["PREPARING"] == 300 - CREATING_PER_NODE * 5
+
+
+async def test_a_tablet_made_just_now_waits_behind_those_in_line(tmp_path: Path) -> None:
+    """There was room when it was made, so it was placed before tablets that had waited for that room."""
+    async with world(tmp_path, replace(OPTIONS, create_timeout_ms=3_600_000, sweep_ms=600_000)) as w:
+        await ready(w)
+        answer = await w.leader.CreateTable(create_request("first", buckets=200), None)
+        first, room = hex_of(answer.table_id), CREATING_PER_NODE * 5
+        await until(lambda: _states(w, first) == {"CREATING": room, "PREPARING": 200 - room})
+        rows = [t for t in w.catalog.current_tablets(first) if t.state == "CREATING"]
+
+        def make(rows: list[TabletRecord]) -> None:
+            for row in rows:
+                for peer in row.config.peers:
+                    leads = peer.node_id == row.leader
+                    w.nodes[peer.node_id].replicas[(row.tablet_id, peer.replica_id)] = leads
+
+        make(rows[:20])
+        async with w.lead.locks.hold(tablets=(rows[0].tablet_id,)):
+            await w.beat()  # the background waits for the lock, with the reports in its hands
+            late = hex_of((await w.leader.CreateTable(create_request("late", buckets=4), None)).table_id)
+            await asyncio.sleep(0.05)
+        await until(lambda: _states(w, first)["RUNNING"] == 20)
+        await until(lambda: w.catalog.states["CREATING"] == room)
+        assert _states(w, first) == {"RUNNING": 20, "CREATING": room, "PREPARING": 200 - room - 20}
+        assert _states(w, late) == {"PREPARING": 4}
+        make(rows[20:40])
+        await w.beat()
+        await until(lambda: _states(w, first) == {"RUNNING": 40, "CREATING": room})
+        assert _states(w, late) == {"PREPARING": 4}
+        make(rows[40:44])
+        await w.beat()
+        await until(lambda: _states(w, late) == {"CREATING": 4})
+
+
+@asynccontextmanager
+async def _stranded(tmp_path: Path, waits: int) -> AsyncIterator[tuple[World, str, tuple[str, ...]]]:
+    """A table whose last tablets wait for five machines, of which two are lost; and the nodes there."""
+    options = replace(OPTIONS, create_timeout_ms=3_600_000, sweep_ms=600_000)
+    async with world(tmp_path, options) as w:
+        await ready(w)
+        answer = await w.leader.CreateTable(
+            create_request("five", rf=5, buckets=CREATING_PER_NODE * 5 + waits), None
+        )
+        five = hex_of(answer.table_id)
+        await until(lambda: _states(w, five)["CREATING"] == CREATING_PER_NODE * 5)
+        lost = tuple(sorted(w.nodes)[3:])
+        w.shift_ms += 2 * w.lead.options.alive_ms
+        for row in w.catalog.current_tablets(five):
+            alive = [p for p in row.config.peers if p.node_id not in lost]
+            for peer in alive:
+                w.nodes[peer.node_id].replicas[(row.tablet_id, peer.replica_id)] = peer is alive[0]
+        await _idle_until(w, lambda: _states(w, five)["RUNNING"] == CREATING_PER_NODE * 5, silent=lost)
+        assert _states(w, five)["PREPARING"] == waits
+        yield w, five, lost
+
+
+async def test_no_pass_is_spent_on_tablets_that_cannot_be_placed_and_a_line_tells_of_them(
+    tmp_path: Path,
+) -> None:
+    """Each was tried in each pass, with a warning of its own. So others waited for several passes."""
+    async with _stranded(tmp_path, waits=140) as (w, five, _):
+        background = Background(w.lead, Orders(w.lead, w.pool))
+        with capture_logs() as lines:
+            await background.look()
+            three = hex_of((await w.leader.CreateTable(create_request("three", buckets=4), None)).table_id)
+            w.lead.dirty.update((t.tablet_id, None) for t in w.catalog.current_tablets(three))
+            await background.look()
+            assert _states(w, three) == {"CREATING": 4}, "in one pass, behind 140 others"
+            await background.look()
+        told = [
+            line for line in lines if "cannot be placed" in line["event"] and line["log_level"] == "warning"
+        ]
+        assert [(line["tablets"], line["needed"], line["machines"]) for line in told] == [(140, 5, 3)]
+        assert w.catalog.tablets[told[0]["first"]].table_id == five
+
+
+async def test_tablets_that_cannot_be_placed_keep_nobody_patient(tmp_path: Path) -> None:
+    """Nodes had been slow once. Because of a tablet without machines, later tablets got eight times the time for ever."""
+    async with _stranded(tmp_path, waits=1) as (w, _, lost):
+        background = Background(w.lead, Orders(w.lead, w.pool))
+        background._patience.times = 8
+        await w.beat(silent=lost)
+        three = hex_of((await w.leader.CreateTable(create_request("three"), None)).table_id)
+        await until(lambda: _states(w, three) == {"CREATING": 1})
+        await background.look()
+        assert background._patience.times == 8, "a tablet of slow nodes is not made yet"
+        (row,) = w.catalog.current_tablets(three)
+        w.shift_ms += 8 * w.lead.options.create_timeout_ms + 1
+        await w.beat(silent=lost)
+        await background._replace(row.tablet_id)
+        background._patience.times = 8
+        await background._place_line()
+        assert background._patience.times == 8, "nor is the one in its place"
+        await w.beat_until(lambda: _states(w, three) == {"RUNNING": 1}, silent=lost)
+        await background.look()
+        assert background._patience.times == 1
+
+
+@pytest.mark.parametrize("beyond", [False, True], ids=["within patience", "beyond all patience"])
+async def test_a_new_leader_is_as_patient_as_the_one_before(tmp_path: Path, beyond: bool) -> None:
+    """It began with the shortest time, so it replaced tablets that slow nodes were about to finish."""
+    options = replace(OPTIONS, create_timeout_ms=60_000, alive_ms=3_600_000)
+    async with world(tmp_path, options) as w:
+        await ready(w)
+        table_id = await ordered(w)
+        (row,) = w.catalog.current_tablets(table_id)
+        for times in (1, 2):
+            w.shift_ms += 60_000 * times + 10_000
+            await _idle_until(w, lambda r=row: w.catalog.tablets[r.tablet_id].state == "REPLACED")
+            await _idle_until(w, lambda: _states(w, table_id)["CREATING"] == 1)
+            (row,) = w.catalog.current_tablets(table_id)
+        w.shift_ms += 60_000 * 16 + 10_000 if beyond else 30_000
+        await w.elect(MASTERS[1])
+        if beyond:
+            await _idle_until(w, lambda: w.catalog.tablets[row.tablet_id].state == "REPLACED")
+            return
+        await _idle_until(w, lambda: w.lead.settled)
+        w.shift_ms += 150_000
+        for _ in range(3):
+            await w.beat()
+            await asyncio.sleep(OPTIONS.sweep_ms / 1000)
+        assert w.catalog.tablets[row.tablet_id].state == "CREATING"
+        w.shift_ms += 60_000 + 10_000
+        await _idle_until(w, lambda: w.catalog.tablets[row.tablet_id].state == "REPLACED")
+
+
+async def test_a_new_leader_gives_time_to_what_another_waited_for(tmp_path: Path) -> None:
+    """Tablets that were replaced may run by now. A tablet that is old and not replaced was waited for."""
+    options = replace(OPTIONS, create_timeout_ms=60_000, alive_ms=3_600_000)
+    async with world(tmp_path, options) as w:
+        await ready(w)
+        table_id = await ordered(w)
+        lead = w.lead
+        assert Patience(lead).times == 1
+        for age_s, times in ((61, 2), (121, 4), (241, 8), (959, 16), (961, 1)):
+            before, w.wall_ahead_ms = w.wall_ahead_ms, age_s * 1000
+            assert Patience(lead).times == times, age_s
+            w.wall_ahead_ms = before
+        assert _states(w, table_id) == {"CREATING": 1}
 
 
 async def test_slow_nodes_get_more_time_with_each_replacement(tmp_path: Path) -> None:

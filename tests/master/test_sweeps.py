@@ -42,6 +42,7 @@ async def test_what_is_not_done_yet_is_looked_at_in_each_sweep(tmp_path: Path) -
         answer = await w.leader.CreateTable(create_request("new", buckets=2), None)
         young = [t for t, row in w.catalog.tablets.items() if row.table_id == answer.table_id.hex()]
         await background._look_at(young)
+        await background._place_line()
         assert set(background._open) == set(young)
         for _ in range(5):
             assert set(young) <= set(background._to_sweep())

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from dataclasses import replace
 from itertools import islice
 
@@ -24,6 +25,7 @@ from stele.master.forgetting import Forgetting
 from stele.master.leadership import Leadership
 from stele.master.nodes import record_registrations
 from stele.master.orders import Orders
+from stele.master.patience import Patience
 from stele.master.placement import Placement
 from stele.master.port import insert, swap, unchanged
 from stele.master.records import TABLET_STATES, TabletRecord, deleted_row
@@ -35,6 +37,7 @@ from stele.model.ids import CATALOG_TABLET_ID, ReplicaId, TabletId, new_id
 from stele.model.incarnation import is_newer, within_reach
 from stele.model.kvop import KeyOperation
 from stele.rpc.convert import config_from_pb
+from stele.rpc.logging import OncePer
 from stele.rpc.proto import common_pb2
 
 log = structlog.get_logger("stele.master")
@@ -51,8 +54,6 @@ CREATING_PER_NODE = 32
 
 A tablet that is CREATING has a limited time to get a leader. It must not spend that time in line behind a thousand others.
 """
-PATIENCE_MAX = 16
-"""How many times `create_timeout_ms` a tablet may take at most to get its leader, if its nodes are slow but alive."""
 REPLACED_QUARTERS = 3
 """How many quarters of the catalog replacement tablets may fill. While nodes do not answer, tablets are
 replaced again and again.
@@ -74,12 +75,10 @@ class Background:
         self._swept_ms = 0
         self._open: dict[str, None] = {}
         """Tablets to look at in the next sweep: something was due, or they are not RUNNING."""
-        self._queue: dict[str, None] = {}
-        """PREPARING tablets that wait until fewer are CREATING, oldest first."""
-        self._patience = 1
-        """By how much `create_timeout_ms` is multiplied now. It doubles when a tablet is replaced whose nodes are all alive."""
-        self._patience_us = 0
-        """When it doubled last. Tablets placed before that do not double it again."""
+        self._queue: dict[str, int] = {}
+        """PREPARING tablets in line, oldest first, and how many replicas each needs. They are placed as fewer are CREATING."""
+        self._patience = Patience(lead)
+        self._once = OncePer()
         self._round: list[str] | None = None
         """Tablets that the present round of looks without a cause has still to look at. None: a new leader,
         which looks at all.
@@ -135,12 +134,6 @@ class Background:
             lead.dirty.update((t, None) for t in self._to_sweep())
             for state in TABLET_STATES:
                 metrics.master_tablets.labels(state).set(lead.catalog.states[state])
-        if not lead.catalog.states["CREATING"] and not lead.catalog.states["PREPARING"]:
-            self._patience = 1
-        for tablet_id in list(islice(self._queue, self._room())):
-            # It goes to the end of the line. If it cannot be placed now, others get their turn.
-            self._queue[tablet_id] = self._queue.pop(tablet_id)
-            lead.dirty[tablet_id] = None
         due = list(lead.dirty)
         for start in range(0, len(due), TABLETS_AT_ONCE):
             chosen = due[start : start + TABLETS_AT_ONCE]
@@ -152,6 +145,8 @@ class Background:
                 lead.dirty.update((t, None) for t in chosen)
                 raise
             await asyncio.sleep(0)  # if nothing was due, no await has yet given other tasks a turn
+        if lead.settled:
+            await self._place_line()
         await self._alterations.look()
         if sweep:
             await keep_time(lead)
@@ -163,9 +158,10 @@ class Background:
         """The tablets to look at in a sweep."""
         catalog = self._lead.catalog
         share = max(TABLETS_AT_ONCE, -(-len(catalog.current) // ROUND_SWEEPS))
-        if self._round is None:
-            share = len(catalog.current)
         left = self._round or list(catalog.current)
+        if self._round is None:  # the line begins in the order in which tablets began to wait
+            share = len(left)
+            left.sort(key=lambda t: catalog.tablets[t].since_us)
         chosen, self._round = left[:share], left[share:]
         altering = [t for table_id in catalog.altering for t in catalog.tablets_of.get(table_id, ())]
         # A deleted tablet needs attention only while a node still reports a replica of it.
@@ -191,9 +187,6 @@ class Background:
         due = [t for t in known if self._changed(lead.catalog.tablets[t]) != lead.catalog.tablets[t]]
         if due:
             await lead.do(self._follow_reports(due))
-        waiting = [t for t in known if lead.catalog.tablets[t].state == "PREPARING"]
-        if waiting and lead.settled and (chosen := waiting[: self._room()]):
-            await lead.do(self._place(chosen))
         for tablet_id in known:
             if self._too_late(lead.catalog.tablets[tablet_id]):
                 await lead.do(self._replace(tablet_id))
@@ -205,7 +198,7 @@ class Background:
             else:
                 self._open.pop(tablet_id, None)
             if row is not None and row.state == "PREPARING":
-                self._queue[tablet_id] = None
+                self._queue[tablet_id] = lead.catalog.replication_factor(row)
             else:
                 self._queue.pop(tablet_id, None)
 
@@ -278,11 +271,38 @@ class Background:
 
     # --- new tablets ---
 
-    def _room(self) -> int:
-        """How many more tablets may become CREATING now."""
+    async def _place_line(self) -> None:
+        """Place the first tablets in line, as many as may become CREATING now. Leave out those for which there are too few
+        machines.
+        """
         lead = self._lead
-        nodes = max(1, len(lead.candidates()))  # with none alive, an attempt logs what is missing
-        return max(0, CREATING_PER_NODE * nodes - lead.catalog.states["CREATING"])
+        candidates = lead.candidates()
+        machines = Placement(candidates).machines
+        room = max(0, CREATING_PER_NODE * len(candidates) - lead.catalog.states["CREATING"])
+        chosen = list(islice((t for t, needed in self._queue.items() if needed <= machines), room))
+        for start in range(0, len(chosen), TABLETS_AT_ONCE):
+            some = [t for t in chosen[start : start + TABLETS_AT_ONCE] if t in lead.catalog.tablets]
+            await lead.do(self._place(some))
+            await self._look_at(some)
+            await asyncio.sleep(0)
+        stranded = [(t, needed) for t, needed in self._queue.items() if needed > machines]
+        if not lead.catalog.states["CREATING"] and lead.catalog.states["PREPARING"] <= len(stranded):
+            self._patience.times = 1
+        self._tell_stranded(stranded, machines)
+
+    def _tell_stranded(self, stranded: list[tuple[str, int]], machines: int) -> None:
+        """Log that tablets cannot be placed: a line for each number of replicas, once in a while."""
+        for needed, tablets in Counter(needed for _, needed in stranded).items():
+            self._once.tell(
+                log.warning,
+                "tablets cannot be placed yet: too few machines have a live ACTIVE node; add or start nodes",
+                str(needed),
+                machines,
+                tablets=tablets,
+                first=next(t for t, n in stranded if n == needed),
+                needed=needed,
+                machines=machines,
+            )
 
     async def _place(self, tablet_ids: list[str]) -> None:
         """Choose peers for PREPARING tablets, which become CREATING, in one batch. The batch fails if the row
@@ -299,9 +319,8 @@ class Background:
                     continue
                 try:
                     nodes = placement.choose(lead.catalog.replication_factor(row))
-                except Retryable as exc:
-                    log.warning("tablet cannot be placed yet", tablet=tablet_id, error=str(exc))
-                    continue
+                except Retryable:
+                    continue  # a machine became silent meanwhile
                 used.update((n, None) for n in nodes)
                 peers = tuple(
                     Peer(n, ReplicaId(i + 1), lead.liveness.located(lead.catalog.nodes[n]).address)
@@ -327,15 +346,7 @@ class Background:
     def _too_late(self, row: TabletRecord) -> bool:
         if row.state != "CREATING" or not self._lead.settled:
             return False
-        slow = 2 * self._alive(row) > len(row.config.peers)  # nobody waits longer for nodes that are gone
-        given_us = self._lead.options.create_timeout_ms * 1000 * (self._patience if slow else 1)
-        return self._lead.wall_us() - row.since_us > given_us
-
-    def _alive(self, row: TabletRecord) -> int:
-        """How many of a tablet's peers are on nodes that are alive."""
-        lead = self._lead
-        nodes = [lead.catalog.nodes.get(p.node_id) for p in row.config.peers]
-        return sum(node is not None and lead.is_alive(node) for node in nodes)
+        return self._lead.wall_us() - row.since_us > self._patience.given_us(row)
 
     async def _replace(self, tablet_id: str) -> None:
         """Replace a tablet that got no leader in time by a new one, in one batch."""
@@ -355,18 +366,8 @@ class Background:
                 return
             log.warning("tablet had no leader in time and was replaced", tablet=tablet_id, by=fresh.tablet_id)
             await lead.commit(batch)
-            self._be_patient(row, now_us)
+            self._patience.replaced(row, now_us)
         lead.look_at(fresh.tablet_id)
-
-    def _be_patient(self, replaced: TabletRecord, now_us: int) -> None:
-        """Give the next tablets twice the time, if this one was replaced although all its nodes are alive.
-
-        Such nodes are slow. Each replacement gives them more work, so without this they would never be done.
-        """
-        alive = self._alive(replaced) == len(replaced.config.peers)
-        if alive and replaced.since_us >= self._patience_us and self._patience < PATIENCE_MAX:
-            self._patience *= 2
-            self._patience_us = now_us
 
 
 def _log_change(row: TabletRecord, changed: TabletRecord) -> None:
