@@ -12,6 +12,7 @@ from stele.model.ids import NodeId
 from stele.raft.messages import Message, UpdateRequest
 from stele.rpc.proto.consensus_pb2 import BeatPB
 from stele.tserver import beating
+from stele.tserver.questions import TABLETS_MAX
 from tests.consensus.cluster import WAIT_S, Group, Network, TestNode, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 
@@ -51,7 +52,7 @@ class Wire(Network):
         self.answers.clear()
 
     def sizes(self) -> set[int]:
-        return {len(beat.beats) // _BEAT.size for _, beat in self.beats if beat.number}
+        return {len(beat.beats) // _BEAT.size for _, beat in self.beats if beat.beats}
 
 
 async def tablets_of(group_of: MakeGroup, count: int) -> tuple[Wire, list[Group], list[Replica]]:
@@ -63,7 +64,7 @@ async def tablets_of(group_of: MakeGroup, count: int) -> tuple[Wire, list[Group]
     for group in groups:
         await group.write(rows([1], "old"))
         leaders.append(await group.leader())
-    await wait_until(lambda: len(nodes[0].beating._able) == 2)
+    await wait_until(lambda: len(nodes[0].beating._questions.answering) == 2)
     await calm(wire)
     return wire, groups, leaders
 
@@ -151,16 +152,16 @@ async def test_an_answer_counts_for_its_own_message_and_its_own_sender_alone(gro
     node = next(n for n in groups[0].nodes if n.node_id == leader.host.node_id)
     others = [n.node_id for n in groups[0].nodes if n is not node]
     wire.silent = True
-    await wait_until(lambda: bool(node.beating._sent))
-    number, sent = next(iter(node.beating._sent.items()))
-    progress = leader.core._roles.leader.peers.progress[sent.beats[0].to]  # type: ignore[union-attr]
+    await wait_until(lambda: bool(node.beating._questions.unanswered))
+    number, sent = next(iter(node.beating._questions.unanswered.items()))
+    progress = leader.core._roles.leader.peers.progress[sent.parts[0].to]  # type: ignore[union-attr]
     heard = progress.heard_ms
     wrong = next(n for n in others if n != sent.node_id)
     node.beating.told(wrong, BeatPB(number=number, answers=True))
     node.beating.told(sent.node_id, BeatPB(number=number + 1_000, answers=True))
-    assert progress.heard_ms == heard and number in node.beating._sent
+    assert progress.heard_ms == heard and number in node.beating._questions.unanswered
     node.beating.told(sent.node_id, BeatPB(number=number, answers=True))
-    assert progress.heard_ms > heard and number not in node.beating._sent
+    assert progress.heard_ms > heard and number not in node.beating._questions.unanswered
     wire.silent = False
 
 
@@ -170,16 +171,53 @@ async def test_a_node_that_is_told_too_much_answers_nothing(group_of: MakeGroup)
     asker = groups[0].nodes[0].node_id
     one = _BEAT.pack(b"t" * 16, 0, 1, 2, 1, 1)
     wire.forget()
-    node.beating.told(asker, BeatPB(number=7, beats=one * (beating.BEATS_MAX + 1)))
+    node.beating.told(asker, BeatPB(number=7, beats=one * (TABLETS_MAX + 1)))
     assert not [beat for _, beat in wire.answers if beat.number == 7]
     node.beating.told(asker, BeatPB(number=8, beats=one + b"rest"))
     (answer,) = [beat for _, beat in wire.answers if beat.number == 8]
     assert answer.refused == b"\0\0", "no such tablet is here"
-    for _ in range(beating._TAKEN_MAX // beating.BEATS_MAX):
-        node.beating.told(asker, BeatPB(number=9, beats=one * beating.BEATS_MAX))
+    for _ in range(beating._TAKEN_MAX // TABLETS_MAX):
+        node.beating.told(asker, BeatPB(number=9, beats=one * TABLETS_MAX))
     wire.forget()
-    node.beating.told(asker, BeatPB(number=10, beats=one * beating.BEATS_MAX))
+    node.beating.told(asker, BeatPB(number=10, beats=one * TABLETS_MAX))
     assert not [beat for _, beat in wire.answers if beat.number == 10]
+
+
+async def test_an_answer_from_before_a_reset_does_not_say_that_the_node_takes_beats(
+    group_of: MakeGroup,
+) -> None:
+    """The node may have been rolled back meanwhile, and releases before 0.2.0 take no beats."""
+    wire, groups, _ = await tablets_of(group_of, 1)
+    node, other = groups[0].nodes[0], groups[0].nodes[1].node_id
+    assert node.beating.takes_beats(other)
+    beaten = next(beat for to, beat in reversed(wire.beats) if to == other)
+
+    def greeted() -> BeatPB:
+        node.beating.lost(other)
+        wire.forget()
+        assert not node.beating.takes_beats(other)
+        ((to, greeting),) = wire.beats
+        assert to == other and not greeting.beats
+        return greeting
+
+    early, late = greeted(), greeted()
+    for beat in (beaten, early):
+        node.beating.told(other, BeatPB(number=beat.number, answers=True))
+        assert not node.beating.takes_beats(other)
+    node.beating.told(other, BeatPB(number=late.number, answers=True))
+    assert node.beating.takes_beats(other)
+
+
+async def test_a_node_that_sends_too_much_leaves_the_others_their_room(group_of: MakeGroup) -> None:
+    wire, groups, _ = await tablets_of(group_of, 1)
+    node, busy, other = groups[0].nodes
+    many = _BEAT.pack(b"t" * 16, 0, 1, 2, 1, 1) * TABLETS_MAX
+    for _ in range(beating._TAKEN_MAX // TABLETS_MAX + 1):
+        node.beating.told(busy.node_id, BeatPB(number=7, beats=many))
+    wire.forget()
+    node.beating.told(busy.node_id, BeatPB(number=8, beats=many))
+    node.beating.told(other.node_id, BeatPB(number=9, beats=many))
+    assert [(to, beat.number) for to, beat in wire.answers] == [(other.node_id, 9)]
 
 
 async def test_a_write_after_a_lost_follower_is_served_by_the_other(group_of: MakeGroup) -> None:
@@ -189,7 +227,7 @@ async def test_a_write_after_a_lost_follower_is_served_by_the_other(group_of: Ma
     wire.cut.add(lost.node_id)
     leaders[0].peer_node_failed(lost.node_id)
     wire.forget()
-    await wait_until(lambda: len([1 for to, b in wire.beats if b.number and to != lost.node_id]) > 10)
+    await wait_until(lambda: len([1 for to, b in wire.beats if b.beats and to != lost.node_id]) > 10)
     assert leaders[0].is_leader
     try:
         await groups[0].write(rows([5], "x"))

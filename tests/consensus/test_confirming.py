@@ -14,6 +14,7 @@ from stele.model.ids import NodeId, new_id
 from stele.raft.messages import Message, UpdateRequest
 from stele.rpc.proto.consensus_pb2 import ConfirmPB
 from stele.tserver import confirming
+from stele.tserver.questions import TABLETS_MAX
 from tests.consensus.cluster import WAIT_S, Group, Network, TestNode, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 from tests.consensus.rest import resting
@@ -48,7 +49,7 @@ class Wire(Network):
 
     def questions(self) -> list[int]:
         """Of how many tablets each question was, but greetings."""
-        return [len(c.asks) // _ASK_BYTES for _, _, c in self.said if c.number and not c.answers]
+        return [len(c.asks) // _ASK_BYTES for _, _, c in self.said if c.asks and not c.answers]
 
     def forget(self) -> None:
         self.said.clear()
@@ -67,7 +68,7 @@ async def tablets_of(group_of: MakeGroup, count: int) -> tuple[Wire, list[Group]
         assert leader.replica_id == 1, "it is named to lead"
         leaders.append(leader)
         await leaders[-1].reads.linearizable_read()
-    able = nodes[0].confirming._able
+    able = nodes[0].confirming._questions.answering
     await wait_until(lambda: len(able) == 2)
     for leader in leaders:
         await leader.reads.linearizable_read()
@@ -151,7 +152,7 @@ async def test_one_answer_is_no_majority_of_five(group_of: MakeGroup) -> None:
     leader = await group.leader()
     node = group.node_of(leader)
     await leader.reads.linearizable_read()
-    await wait_until(lambda: len(node.confirming._able) == 4)
+    await wait_until(lambda: len(node.confirming._questions.answering) == 4)
     first = next(n for n in nodes if n is not node)
     wire.cut.update(n.node_id for n in nodes if n not in (node, first))
     wire.forget()
@@ -164,7 +165,7 @@ async def test_nodes_of_an_earlier_release_are_asked_by_heartbeats(group_of: Mak
     wire, _, leaders = await tablets_of(group_of, 2)
     wire.silent = True
     node = wire.nodes[leaders[0].host.node_id]
-    for other in list(node.confirming._able):
+    for other in list(node.confirming._questions.answering):
         node.confirming.lost(other)  # they were replaced
     for _ in range(3):
         await read(leaders)
@@ -172,7 +173,7 @@ async def test_nodes_of_an_earlier_release_are_asked_by_heartbeats(group_of: Mak
     assert all(not c.asks for _, _, c in wire.said), "greetings alone"
     wire.silent = False
     async with asyncio.timeout(WAIT_S):
-        while len(node.confirming._able) < 2:
+        while len(node.confirming._questions.answering) < 2:
             await read(leaders)
 
 
@@ -182,7 +183,7 @@ async def test_what_is_not_answered_is_left_to_the_core(group_of: MakeGroup) -> 
     await read(leaders)
     assert wire.questions() == [2, 2] and wire.asked_by_cores
     node = wire.nodes[leaders[0].host.node_id]
-    await wait_until(lambda: not node.confirming._questions)
+    await wait_until(lambda: not node.confirming._questions.unanswered)
 
 
 async def test_one_node_of_three_is_enough(group_of: MakeGroup) -> None:
@@ -227,7 +228,7 @@ async def test_a_leader_that_ends_refuses_the_reads_that_wait(group_of: MakeGrou
     wire.holds = lambda confirm: False
     for sender, to, confirm in wire.held:
         Network.confirm(wire, sender, to, confirm)
-    await wait_until(lambda: not groups[0].nodes[0].confirming._questions)
+    await wait_until(lambda: not groups[0].nodes[0].confirming._questions.unanswered)
 
 
 async def test_answers_that_nobody_asked_for_confirm_nothing(group_of: MakeGroup) -> None:
@@ -236,16 +237,16 @@ async def test_answers_that_nobody_asked_for_confirm_nothing(group_of: MakeGroup
     wire.holds = lambda confirm: True
     waiting = [asyncio.create_task(leader.reads.linearizable_read(1_500)) for leader in leaders]
     await wait_until(lambda: len(wire.held) == 2)
-    numbers = sorted(node.confirming._questions)
+    numbers = sorted(node.confirming._questions.unanswered)
     for number in (0, numbers[0] - 1, numbers[-1] + 1, (1 << 64) - 1):
         for sender in (stranger, *(n.node_id for n in groups[0].nodes)):
             node.confirming.told(sender, ConfirmPB(number=number, answers=True))
     for number in numbers:
         node.confirming.told(stranger, ConfirmPB(number=number, answers=True))
-    assert sorted(node.confirming._questions) == numbers
+    assert sorted(node.confirming._questions.unanswered) == numbers
     assert not any(task.done() for task in waiting)
     # Places that were not asked for, and half a place, refuse nothing and break nothing.
-    to = node.confirming._questions[numbers[0]].node_id
+    to = node.confirming._questions.unanswered[numbers[0]].node_id
     node.confirming.told(to, ConfirmPB(number=numbers[0], answers=True, refused=struct.pack(">HHB", 0, 9, 1)))
     await asyncio.wait_for(waiting[1], 30)
     assert not waiting[0].done() or waiting[0].exception() is None
@@ -253,26 +254,25 @@ async def test_answers_that_nobody_asked_for_confirm_nothing(group_of: MakeGroup
     await asyncio.wait_for(waiting[0], 30)
 
 
-async def test_a_turn_answers_a_bounded_part_of_what_others_ask(
-    group_of: MakeGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_turn_answers_a_bounded_part_of_what_each_other_node_asks(group_of: MakeGroup) -> None:
     wire, groups, _ = await tablets_of(group_of, 1)
-    monkeypatch.setattr(confirming, "ASKS_MAX", 10)
-    monkeypatch.setattr(confirming, "_ANSWERED_MAX", 25)
-    node, other = groups[0].nodes[0], groups[0].nodes[1].node_id
+    node, first, second = groups[0].nodes
 
     def answers() -> int:
         return sum(c.answers for sender, _, c in wire.said if sender == node.node_id)
 
-    def ask(tablets: int) -> None:
-        node.confirming.told(other, ConfirmPB(number=7, asks=bytes(_ASK_BYTES * tablets + 5)))
+    def ask(tablets: int, by: TestNode = first) -> None:
+        node.confirming.told(by.node_id, ConfirmPB(number=7, asks=bytes(_ASK_BYTES * tablets + 5)))
 
-    ask(11)
+    ask(TABLETS_MAX + 1)
     assert answers() == 0
-    for _ in range(5):
-        ask(10)
-    assert answers() == 2
+    rounds = confirming._ANSWERED_MAX // TABLETS_MAX
+    for _ in range(rounds + 2):
+        ask(TABLETS_MAX)
+    assert answers() == rounds
+    ask(TABLETS_MAX, by=second)
+    assert answers() == rounds + 1
     await asyncio.sleep(0)
-    ask(10)
-    assert answers() == 3
-    assert all(len(c.refused) == 20 for _, _, c in wire.said if c.answers)
+    ask(TABLETS_MAX)
+    assert answers() == rounds + 2
+    assert all(len(c.refused) == 2 * TABLETS_MAX for _, _, c in wire.said if c.answers)

@@ -141,7 +141,7 @@ async def test_a_read_wakes_a_group_at_rest_so_that_its_leader_has_a_lease_again
     monkeypatch.setattr(node, "steady_us", lambda: steady_us() + slept_us[0])
     slept_us[0] += 1_000 * LEASE_MS
     await leader.reads.linearizable_read()
-    able = node.confirming._able
+    able = node.confirming._questions.answering
     await wait_until(lambda: len(able) == 2)  # from now on nodes confirm reads, which alone wakes nobody
     await rests(group)
     slept_us[0] += 1_000 * LEASE_MS

@@ -184,15 +184,22 @@ def test_frames_in_many_names_push_out_the_node_heard_longest_ago(monkeypatch: p
     assert len(groups._heard_ms) == 4
 
 
-def test_answers_in_many_names_push_out_the_node_heard_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_of_many_nodes_push_out_the_one_heard_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beats and questions are sent to nodes that answer. A live node got a message for each tablet instead."""
     monkeypatch.setattr(bounds, "PEERS_HEARD_MAX", 4)
-    beating = Beating(Replicas(), lambda node_id, beat: None, first=1, patience_ms=600, now_ms=0)
-    confirming = Confirming(Replicas(), lambda node_id, confirm: None, first=1, patience_ms=600, now_ms=0)
+    beats, questions = [0], [0]
+    beating = Beating(
+        Replicas(), lambda node_id, beat: beats.append(beat.number), first=1, patience_ms=600, now_ms=0
+    )
+    confirming = Confirming(
+        Replicas(), lambda node_id, asked: questions.append(asked.number), first=1, patience_ms=600, now_ms=0
+    )
     live, *others = (NodeId(new_id()) for _ in range(20))
     for node_id in others:
         for name in (live, node_id):
-            beating.told(name, consensus_pb2.BeatPB(number=9, answers=True))
-            confirming.told(name, consensus_pb2.ConfirmPB(number=9, answers=True))
-        assert beating.takes_beats(live) and live in confirming._able
-    assert len(beating._able) == len(confirming._able) == 4
+            beating.takes_beats(name)
+            beating.told(name, consensus_pb2.BeatPB(number=beats[-1], answers=True))
+            confirming._questions.greet(name)
+            confirming.told(name, consensus_pb2.ConfirmPB(number=questions[-1], answers=True))
+        assert beating.takes_beats(live) and live in confirming._questions.answering
+    assert len(beating._questions.answering) == len(confirming._questions.answering) == 4

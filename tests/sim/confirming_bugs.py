@@ -31,7 +31,7 @@ def follows_anybody(core: RaftCore, leader: ReplicaId, term: int) -> bool:
 
 def takes_any_answer(confirming: Confirming, node_id: NodeId, confirm: ConfirmPB) -> None:
     """An answer counts for the newest question to that node, whatever its number."""
-    numbers = [n for n, question in confirming._questions.items() if question.node_id == node_id]
+    numbers = [n for n, question in confirming._questions.unanswered.items() if question.node_id == node_id]
     newest = max(numbers, default=confirm.number)
     _take_answer(confirming, node_id, ConfirmPB(number=newest, answers=True, refused=confirm.refused))
 

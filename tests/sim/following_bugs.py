@@ -16,6 +16,6 @@ async def past_a_hole(following: Following, index: int, incarnation: int) -> Non
 
 def any_answer(questions: LeaderQuestions, node_id: NodeId, follow: FollowPB) -> None:
     """An answer counts for the newest question to that node, whatever its number."""
-    numbers = [n for n, question in questions._questions.items() if question.node_id == node_id]
+    numbers = [n for n, question in questions._questions.unanswered.items() if question.node_id == node_id]
     newest = max(numbers, default=follow.number)
     _take_answers(questions, node_id, FollowPB(number=newest, answers=follow.answers))

@@ -7,8 +7,7 @@ confirmed. If a node does not answer within a heartbeat, the tablet's core asks 
 earlier releases are asked by heartbeats alone.
 
 Invariants: an answer counts only for the tablets of the question with its number, so each was given after the
-reads came. A process begins at a random number, and never repeats a number. However much other nodes ask, one
-turn answers a bounded part.
+reads came (questions.py). However much a node asks, one turn answers a bounded part of it.
 """
 
 from __future__ import annotations
@@ -16,38 +15,26 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable
-from typing import NamedTuple
-
-import structlog
 
 from stele.consensus.ports import Reader
 from stele.consensus.read_round import ReadRound
-from stele.model import bounds
 from stele.model.ids import NodeId, ReplicaId
 from stele.rpc.convert import whole_records
-from stele.rpc.logging import OncePer
 from stele.rpc.proto import consensus_pb2
+from stele.tserver.questions import Questions, Room, places_from_bytes, places_to_bytes
 from stele.tserver.replicas import Replicas
-
-log = structlog.get_logger("stele.tserver")
 
 _ASK = struct.Struct(">16sQQQQ")
 """The fields of one asked tablet: tablet, its incarnation, who leads, who is asked, the term."""
-_PLACE = struct.Struct(">H")
-ASKS_MAX = 1_024
-"""The most tablets in one question. An answer takes some 2 µs for each."""
 _ANSWERED_MAX = 4_096
-"""The most tablets about which one turn answers. A node that asks about more gets no answer. Its cores then
-ask by heartbeats.
+"""The most tablets of one asking node about which one turn answers, some 2 µs each. A node that asks about more gets
+no answer. Its cores then ask by heartbeats.
 """
 
+_GREET_MS = 1
+"""A node that does not answer such questions yet is greeted once in each tick, if tablets are read."""
 
-class _Question(NamedTuple):
-    """What a node was asked, and when."""
-
-    node_id: NodeId
-    asked_ms: int
-    parts: list[tuple[ReadRound, ReplicaId]]
+_Part = tuple[ReadRound, ReplicaId]
 
 
 class Confirming:
@@ -67,15 +54,12 @@ class Confirming:
     ) -> None:
         self._replicas = replicas
         self._send = send
-        self._number = first
-        self._patience_ms = patience_ms
-        self._now_ms = now_ms
         self._readers: list[Reader] = []  # of this turn
-        self._questions: dict[int, _Question] = {}  # by number, the oldest first
-        self._able: dict[NodeId, None] = {}  # the nodes that answer such questions
-        self._greeted: dict[NodeId, None] = {}  # since the last tick
-        self._answered = 0  # in this turn
-        self._once = OncePer()
+        self._questions = Questions(
+            self._ask, first=first, patience_ms=patience_ms, greet_ms=_GREET_MS, now_ms=now_ms
+        )
+        event = "dropped a node's question about leaders: too many tablets at once"
+        self._room = Room(_ANSWERED_MAX, event)
 
     def read_came(self, reader: Reader) -> None:
         """As `Host.read_came`."""
@@ -85,31 +69,23 @@ class Confirming:
 
     def _end_turn(self) -> None:
         readers, self._readers = self._readers, []
-        wanted: dict[NodeId, list[tuple[ReadRound, ReplicaId]]] = {}
+        wanted: dict[NodeId, list[_Part]] = {}
+        answering = self._questions.answering
         for reader in readers:
             begun = reader.begin_round()
             if begun is None:
                 continue
-            others = [peer for peer in begun.others if peer.node_id in self._able]
+            others = [peer for peer in begun.others if peer.node_id in answering]
             for peer in begun.others:
-                if peer.node_id not in self._able:
-                    self._greet(peer.node_id)
+                if peer.node_id not in answering:
+                    self._questions.greet(peer.node_id)
                     begun.refuse()
             for peer in others:
                 wanted.setdefault(peer.node_id, []).append((begun, peer.replica_id))
         for node_id, parts in wanted.items():
-            for start in range(0, len(parts), ASKS_MAX):
-                self._ask(node_id, parts[start : start + ASKS_MAX])
+            self._questions.ask(node_id, parts)
 
-    def _greet(self, node_id: NodeId) -> None:
-        """Send an empty question, to find out whether a node answers questions."""
-        if node_id not in self._greeted:
-            self._greeted[node_id] = None
-            self._send(node_id, consensus_pb2.ConfirmPB())
-
-    def _ask(self, node_id: NodeId, parts: list[tuple[ReadRound, ReplicaId]]) -> None:
-        self._number += 1
-        self._questions[self._number] = _Question(node_id, self._now_ms, parts)
+    def _ask(self, node_id: NodeId, number: int, parts: list[_Part]) -> None:
         asks = []
         for begun, replica_id in parts:
             standing = begun.standing
@@ -119,49 +95,41 @@ class Confirming:
                     standing.raw_tablet_id, block.tablet_incarnation, block.replica_id, replica_id, begun.term
                 )
             )
-        self._send(node_id, consensus_pb2.ConfirmPB(number=self._number, asks=b"".join(asks)))
+        self._send(node_id, consensus_pb2.ConfirmPB(number=number, asks=b"".join(asks)))
 
     def told(self, node_id: NodeId, confirm: consensus_pb2.ConfirmPB) -> None:
         """Take what a node sent: a question, or an answer."""
         if confirm.answers:
-            self._able[node_id] = self._able.pop(node_id, None)  # the one heard longest ago comes first
-            if len(self._able) > bounds.PEERS_HEARD_MAX:
-                del self._able[next(iter(self._able))]
             self._take_answer(node_id, confirm)
         else:
             self._answer(node_id, confirm)
 
     def _take_answer(self, node_id: NodeId, confirm: consensus_pb2.ConfirmPB) -> None:
-        question = self._questions.get(confirm.number)
-        if question is None or question.node_id != node_id:
+        parts = self._questions.answered(node_id, confirm.number)
+        if not parts:
             return
-        del self._questions[confirm.number]
-        refused = frozenset(at for (at,) in whole_records(_PLACE, confirm.refused))
-        for at, (begun, replica_id) in enumerate(question.parts):
+        refused = places_from_bytes(confirm.refused)
+        for at, (begun, replica_id) in enumerate(parts):
             if at in refused:
                 begun.refuse()
             else:
                 begun.confirm(replica_id)
 
     def _answer(self, node_id: NodeId, confirm: consensus_pb2.ConfirmPB) -> None:
-        count = len(confirm.asks) // _ASK.size
-        if count > ASKS_MAX or self._answered + count > _ANSWERED_MAX:
-            event = "dropped a node's question about leaders: too many tablets at once"
-            self._once.tell(log.warning, event, node_id, "long", peer_node=node_id, tablets=count)
+        untouched = self._room.untouched
+        if not self._room.takes(node_id, len(confirm.asks) // _ASK.size):
             return
-        if not self._answered:
-            asyncio.get_running_loop().call_soon(self._rest)
-        self._answered += count
+        if untouched:
+            asyncio.get_running_loop().call_soon(self._room.clear)
         refused = [
-            _PLACE.pack(at)
+            at
             for at, (tablet, incarnation, leader, own, term) in enumerate(whole_records(_ASK, confirm.asks))
             if not self._follows(node_id, tablet, incarnation, ReplicaId(leader), own, term)
         ]
-        answer = consensus_pb2.ConfirmPB(number=confirm.number, answers=True, refused=b"".join(refused))
+        answer = consensus_pb2.ConfirmPB(
+            number=confirm.number, answers=True, refused=places_to_bytes(refused)
+        )
         self._send(node_id, answer)
-
-    def _rest(self) -> None:
-        self._answered = 0
 
     def _follows(
         self, node_id: NodeId, tablet: bytes, incarnation: int, leader: ReplicaId, own: int, term: int
@@ -175,18 +143,11 @@ class Confirming:
 
     def tick(self, now_ms: int) -> None:
         """Give up the questions that were not answered in time."""
-        self._now_ms = now_ms
-        self._greeted.clear()
-        while self._questions:
-            number, question = next(iter(self._questions.items()))
-            if now_ms - question.asked_ms < self._patience_ms:
-                return
-            del self._questions[number]
-            for begun, _ in question.parts:
-                begun.give_up()
+        for begun, _ in self._questions.tick(now_ms):
+            begun.give_up()
 
     def lost(self, node_id: NodeId) -> None:
         """Forget that a node answers questions: its connection was reset, and it may come back with another
         release.
         """
-        self._able.pop(node_id, None)
+        self._questions.lost(node_id)

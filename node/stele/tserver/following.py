@@ -6,9 +6,8 @@ Owned by the messenger. A follower asks up to which log index it must have appli
 majority. Otherwise it answers once other voters have confirmed, or once the snapshot is ready. A question
 that is not answered within PATIENCE_MS fails, and the reader asks another replica.
 
-Invariants: an answer counts only for the question with its number, and for the node that was asked. A process
-begins at a random number, and never repeats a number. However much other nodes ask, only a bounded number of
-answers is under way.
+Invariants: an answer counts only for the question with its number, and for the node that was asked
+(questions.py). However much other nodes ask, only a bounded number of answers is under way.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import asyncio
 import struct
 from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple
 
 import structlog
 
@@ -30,6 +28,7 @@ from stele.model.ids import NodeId, ReplicaId
 from stele.rpc.convert import whole_records
 from stele.rpc.logging import OncePer
 from stele.rpc.proto import consensus_pb2
+from stele.tserver.questions import TABLETS_MAX, Questions
 from stele.tserver.replicas import Replicas
 
 log = structlog.get_logger("stele.tserver")
@@ -37,8 +36,6 @@ log = structlog.get_logger("stele.tserver")
 _ASK = struct.Struct(">16sQQQQQ")
 """The fields of one asked tablet: tablet, its incarnation, who leads, who asks, the term, the snapshot."""
 _ANSWER = struct.Struct(">HQ")
-ASKS_MAX = 1_024
-"""The most tablets in one question."""
 _WORK_MAX = 4_096
 """The most tablets of one asking node whose answers are being worked out at the same time. A node that asks
 about more gets no answer.
@@ -46,14 +43,7 @@ about more gets no answer.
 
 Asked = tuple[Follower, int]
 """Who asks, for which snapshot."""
-
-
-class _Question(NamedTuple):
-    """What a node was asked, and when."""
-
-    node_id: NodeId
-    asked_ms: int
-    futures: list[asyncio.Future[int]]
+_Part = tuple[bytes, asyncio.Future[int]]
 
 
 class LeaderQuestions:
@@ -72,10 +62,10 @@ class LeaderQuestions:
     ) -> None:
         self._replicas = replicas
         self._send = send
-        self._number = first
-        self._now_ms = now_ms
         self._turn: dict[Asked, asyncio.Future[int]] = {}
-        self._questions: dict[int, _Question] = {}  # by number, the oldest first
+        self._questions = Questions(
+            self._ask, first=first, patience_ms=PATIENCE_MS, greet_ms=PATIENCE_MS, now_ms=now_ms
+        )
         self._work: Counter[NodeId] = Counter()  # answers that take time, by who asked
         self._tasks: set[asyncio.Task[None]] = set()
         self._once = OncePer()
@@ -92,7 +82,7 @@ class LeaderQuestions:
 
     def _end_turn(self) -> None:
         turn, self._turn = self._turn, {}
-        wanted: dict[NodeId, list[tuple[bytes, asyncio.Future[int]]]] = {}
+        wanted: dict[NodeId, list[_Part]] = {}
         for (follower, snapshot), future in turn.items():
             found = follower.leader_to_ask()
             if found is None:
@@ -106,14 +96,11 @@ class LeaderQuestions:
             )
             wanted.setdefault(node_id, []).append((ask, future))
         for node_id, parts in wanted.items():
-            for start in range(0, len(parts), ASKS_MAX):
-                self._ask(node_id, parts[start : start + ASKS_MAX])
+            self._questions.ask(node_id, parts)
 
-    def _ask(self, node_id: NodeId, parts: list[tuple[bytes, asyncio.Future[int]]]) -> None:
-        self._number += 1
-        self._questions[self._number] = _Question(node_id, self._now_ms, [future for _, future in parts])
+    def _ask(self, node_id: NodeId, number: int, parts: list[_Part]) -> None:
         asks = b"".join(ask for ask, _ in parts)
-        self._send(node_id, consensus_pb2.FollowPB(number=self._number, asks=asks, wait_ms=PATIENCE_MS))
+        self._send(node_id, consensus_pb2.FollowPB(number=number, asks=asks, wait_ms=PATIENCE_MS))
 
     def told(self, node_id: NodeId, follow: consensus_pb2.FollowPB) -> None:
         """Take what a node sent: a question, or answers."""
@@ -123,22 +110,25 @@ class LeaderQuestions:
             self._answer(node_id, follow)
 
     def _take_answers(self, node_id: NodeId, follow: consensus_pb2.FollowPB) -> None:
-        question = self._questions.get(follow.number)
-        if question is None or question.node_id != node_id:
+        parts = self._questions.asked(node_id, follow.number)
+        if not parts:
             return
         for place, index in whole_records(_ANSWER, follow.answers):
-            if place >= len(question.futures) or question.futures[place].done():
+            if place >= len(parts):
+                continue
+            _, future = parts[place]
+            if future.done():
                 continue
             if 0 < index <= INDEX_MAX:
-                question.futures[place].set_result(index)
+                future.set_result(index)
             else:
-                _fail(question.futures[place], "its leader cannot answer now")
-        if all(future.done() for future in question.futures):
-            del self._questions[follow.number]
+                _fail(future, "its leader cannot answer now")
+        if all(future.done() for _, future in parts):
+            self._questions.answered(node_id, follow.number)
 
     def _answer(self, node_id: NodeId, follow: consensus_pb2.FollowPB) -> None:
         count = len(follow.asks) // _ASK.size
-        if count > ASKS_MAX or self._work[node_id] + count > _WORK_MAX:
+        if count > TABLETS_MAX or self._work[node_id] + count > _WORK_MAX:
             event = "dropped a node's questions for its reading followers: too many at once"
             self._once.tell(log.warning, event, node_id, "long", peer_node=node_id, tablets=count)
             return
@@ -185,22 +175,13 @@ class LeaderQuestions:
 
     def tick(self, now_ms: int) -> None:
         """Fail the questions that were not answered in time."""
-        self._now_ms = now_ms
-        while self._questions:
-            number, question = next(iter(self._questions.items()))
-            if now_ms - question.asked_ms < PATIENCE_MS:
-                return
-            del self._questions[number]
-            for future in question.futures:
-                _fail(future, f"its leader did not answer within {PATIENCE_MS} ms")
+        for _, future in self._questions.tick(now_ms):
+            _fail(future, f"its leader did not answer within {PATIENCE_MS} ms")
 
     def lost(self, node_id: NodeId) -> None:
         """Fail the questions to a node whose connection was reset."""
-        for number, question in list(self._questions.items()):
-            if question.node_id == node_id:
-                del self._questions[number]
-                for future in question.futures:
-                    _fail(future, "the connection to its leader broke")
+        for _, future in self._questions.give_up(node_id):
+            _fail(future, "the connection to its leader broke")
 
     async def close(self) -> None:
         """Stop answering."""
