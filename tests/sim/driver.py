@@ -17,7 +17,8 @@ from stele.model.config import Configuration, MemberType, Peer
 from stele.model.errors import SteleError
 from stele.model.ids import OPID_NONE, ReplicaId
 from stele.raft.events import ChangeType
-from tests.sim.node import SimNode, node_of
+from tests.sim.messenger import node_of
+from tests.sim.node import SimNode
 from tests.sim.rows import Checkpoint
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from stele.raft.messages import TimeoutNow, UpdateRequest
 from stele.rpc.proto.consensus_pb2 import BeatPB, ConfirmPB, FollowPB
 from tests.sim.judge import have_majority, lacks_log
 from tests.sim.leased import LeasedLeaders
-from tests.sim.node import Said, SimNode
+from tests.sim.messenger import Said
+from tests.sim.node import SimNode
 
 if TYPE_CHECKING:
     from tests.sim.world import World

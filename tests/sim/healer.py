@@ -36,7 +36,8 @@ from stele.model.errors import SteleError
 from stele.model.ids import OPID_NONE, OpId, ReplicaId
 from stele.raft.events import ChangeType
 from stele.rpc.proto.common_pb2 import ReplicaStatusPB
-from tests.sim.node import TABLET, SimNode, node_of
+from tests.sim.messenger import node_of
+from tests.sim.node import TABLET, SimNode
 
 if TYPE_CHECKING:
     from tests.sim.driver import Driver

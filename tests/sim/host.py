@@ -63,18 +63,18 @@ class SimHost:
         world.send(node.replica_id, to, message, quiet=quiet)
 
     def takes_beats(self, node_id: NodeId) -> bool:
-        return self._node.beating.takes_beats(node_id)
+        return self._node.messenger.beating.takes_beats(node_id)
 
     def beat(
         self, replica: HostedReplica, node_id: NodeId, to: ReplicaId, term: int, commit_index: int
     ) -> None:
-        self._node.beating.beat(replica, node_id, to, term, commit_index)
+        self._node.messenger.beating.beat(replica, node_id, to, term, commit_index)
 
     def read_came(self, reader: Reader) -> None:
-        self._node.confirming.read_came(reader)
+        self._node.messenger.confirming.read_came(reader)
 
     def ask_leader(self, follower: Follower, snapshot: int) -> asyncio.Future[int]:
-        return self._node.following.ask_leader(follower, snapshot)
+        return self._node.messenger.following.ask_leader(follower, snapshot)
 
     def steady_us(self) -> int:
         return int(1000 * self._node.clocks.monotonic_ms())

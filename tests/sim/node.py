@@ -8,30 +8,22 @@ files and the superblock outlive a life, and what a twin remembers to check the 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from stele.consensus import incarnations, recovering
+from stele.consensus import recovering
 from stele.consensus.bootstrap import STORE, create_machine, start_replica
 from stele.consensus.recovering import SoleVoter
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState, Superblock
 from stele.model.config import Configuration
 from stele.model.errors import Retryable, SteleError, ensure
-from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, StreamKey, TableId, TabletId
+from stele.model.ids import OPID_NONE, OpId, ReplicaId, StreamKey, TableId, TabletId
 from stele.raft import RaftCore
 from stele.raft.effects import Role
-from stele.raft.messages import Message
 from stele.raft.ports import fold_records
-from stele.rpc.proto.consensus_pb2 import BeatPB, ConfirmPB, FollowPB, RestingPB
-from stele.tserver.beating import Beating
-from stele.tserver.confirming import Confirming
-from stele.tserver.following import LeaderQuestions
 from stele.tserver.log_space import LogSpace
-from stele.tserver.quiet import QuietGroups
-from stele.tserver.replicas import Replicas
 from stele.tserver.ticker import ReplicaClock
 from stele.wal import Log
 from tests.sim.checks import check_start
@@ -40,6 +32,7 @@ from tests.sim.disk import LOG, Disk, WorldSync
 from tests.sim.host import SimHost
 from tests.sim.log_thread import LogThread
 from tests.sim.loop import SimLoop
+from tests.sim.messenger import Said, SimMessenger, node_of, one_replica
 from tests.sim.rows import NEIGHBOUR, Rows
 from tests.sim.twin import Twin, WatchedStream
 
@@ -47,13 +40,6 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 TABLET = TabletId("7" * 32)
-Said = Message | RestingPB | BeatPB | ConfirmPB | FollowPB
-"""What nodes tell each other."""
-
-
-def node_of(replica_id: int) -> NodeId:
-    """Every replica has a node of its own."""
-    return NodeId(f"{replica_id:032x}")
 
 
 class SimNode:
@@ -100,10 +86,7 @@ class SimNode:
         self._ticks = True
         """Whether its replica is ticked: not while it rests."""
         self.thread: LogThread | None = None
-        self._quiet: QuietGroups | None = None
-        self.beating: Beating
-        self.confirming: Confirming
-        self.following: LeaderQuestions
+        self.messenger: SimMessenger
         self.space: LogSpace | None = None
 
     # Its state, as the world sees it
@@ -223,31 +206,8 @@ class SimNode:
         if hint is not None:
             self.superblock = replace(self.superblock, leader_hint=hint)
         self.replica = Replica(self.superblock, self.directory, self.host, world.plan.replica)
-        replicas = cast(Replicas, _OneReplica(self.replica))
-        self.space = LogSpace(replicas, self.log, self.host)
-        self.beating = Beating(
-            replicas,
-            self._beat,
-            first=random.Random(f"beats/{world.plan.seed}/{self.replica_id}/{self.life}").getrandbits(32),
-            patience_ms=world.plan.options.election_max_ms,
-            now_ms=self.ticker.now_ms(),
-        )
-        self.confirming = Confirming(
-            replicas,
-            self._confirm,
-            first=random.Random(f"questions/{world.plan.seed}/{self.replica_id}/{self.life}").getrandbits(32),
-            patience_ms=world.plan.options.heartbeat_ms,
-            now_ms=self.ticker.now_ms(),
-        )
-        self.following = LeaderQuestions(
-            replicas,
-            self._follow,
-            first=random.Random(f"followers/{world.plan.seed}/{self.replica_id}/{self.life}").getrandbits(32),
-            now_ms=self.ticker.now_ms(),
-        )
-        self._quiet = None
-        if world.plan.rest_after_ms is not None:
-            self._quiet = QuietGroups(replicas, world.plan.options, self._ping, self.ticker.now_ms())
+        self.space = LogSpace(one_replica(self.replica), self.log, self.host)
+        self.messenger = SimMessenger(self, self.replica, self.ticker.now_ms())
         loop.create_task(self._start(self.replica))
         if world.masters is not None:
             world.masters.boots(self)
@@ -335,18 +295,14 @@ class SimNode:
         now_ms = self.ticker.now_ms()
         if self._ticks:
             self._ticks = self.replica.tick(now_ms)
-        if self._quiet is not None:
-            self._quiet.tick(now_ms)
-        self.beating.tick(now_ms)
-        self.confirming.tick(now_ms)
-        self.following.tick(now_ms)
+        self.messenger.tick(now_ms)
         self.loop.call_later(0.001 * self.world.plan.tick_ms, self._tick)
 
     def woken(self) -> None:
         """Its replica rests no more."""
         self._ticks = True
-        if self._quiet is not None:
-            self._quiet.woken(self.superblock.key)
+        if self.replica is not None:
+            self.messenger.woken(self.superblock.key)
 
     def soon(self, act: Callable[[], object]) -> None:
         """Run the call in its loop."""
@@ -365,7 +321,7 @@ class SimNode:
         self.loop.close()
         if self.log is not None and self.log.shared.states[self.superblock.key].abandoned:
             self.let_go = True
-        self.loop = self.log = self.replica = self._quiet = self.space = self.thread = None
+        self.loop = self.log = self.replica = self.space = self.thread = None
         self.life += 1
 
     def crash(self) -> None:
@@ -433,62 +389,14 @@ class SimNode:
             self.loop.call_soon(self._received, sender, message, quiet, incarnation)
 
     def _received(self, sender: ReplicaId, message: Said, quiet: bool, incarnation: int) -> None:
-        replica = self.replica
-        if replica is None:
-            return
-        if isinstance(message, BeatPB):
-            if not self.older:
-                self.beating.told(node_of(sender), message)
-            return
-        if isinstance(message, ConfirmPB):
-            if not self.older:
-                self.confirming.told(node_of(sender), message)
-            return
-        if isinstance(message, FollowPB):
-            if not self.older:
-                self.following.told(node_of(sender), message)
-            return
-        if not incarnations.same_incarnation(replica, node_of(sender), sender, incarnation):
-            return
-        if self._quiet is not None:
-            self._quiet.heard(node_of(sender))
-            if isinstance(message, RestingPB):
-                self._quiet.told(node_of(sender), message)
-                return
-            if quiet and replica.core is not None and self._quiet.take(replica, sender, message):
-                return
-        assert not isinstance(message, RestingPB)
-        replica.on_message(node_of(sender), sender, message)
-
-    def _beat(self, node_id: NodeId, beat: BeatPB) -> None:
-        if self.older:
-            return
-        self.world.met["heartbeats sent as beats"] += len(beat.beats) // 56
-        self.world.met["beats refused"] += len(beat.refused) // 2
-        self.world.send(self.replica_id, ReplicaId(int(node_id, 16)), beat)
-
-    def _confirm(self, node_id: NodeId, confirm: ConfirmPB) -> None:
-        if self.older:
-            return
-        self.world.met["tablets asked about, beside their cores"] += len(confirm.asks) // 48
-        self.world.send(self.replica_id, ReplicaId(int(node_id, 16)), confirm)
-
-    def _follow(self, node_id: NodeId, follow: FollowPB) -> None:
-        if not self.older:
-            self.world.send(self.replica_id, ReplicaId(int(node_id, 16)), follow)
-
-    def _ping(self, node_id: NodeId, told: RestingPB) -> None:
-        self.world.send(self.replica_id, ReplicaId(int(node_id, 16)), told)
+        if self.replica is not None:
+            self.messenger.received(sender, message, quiet, incarnation)
 
     def lost(self, replica_id: ReplicaId) -> None:
         """The connection to another node was reset."""
 
         def tell() -> None:
-            self.beating.lost(node_of(replica_id))
-            self.confirming.lost(node_of(replica_id))
-            self.following.lost(node_of(replica_id))
-            if self._quiet is not None:
-                self._quiet.lost(node_of(replica_id))
+            self.messenger.lost(node_of(replica_id))
             if self.replica is not None:
                 self.replica.peer_node_failed(node_of(replica_id))
 
@@ -500,33 +408,6 @@ class SimNode:
         """Its replica FAILS, although nothing it has is wrong."""
         self.may_fail = why
         self.soon(lambda: self._with_replica(lambda replica: replica.fail(why)))
-
-
-class _OneReplica:
-    """The only replica of its node, in the form that quiet groups and the log's keeper need."""
-
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
-
-    def __iter__(self) -> Iterator[Replica]:
-        yield self._replica
-
-    @property
-    def awake(self) -> tuple[Replica]:
-        return (self._replica,)
-
-    def stirring(self) -> Callable[[], dict[StreamKey, Replica]]:
-        return lambda: {self._replica.superblock.key: self._replica}
-
-    def keys(self) -> tuple[StreamKey]:
-        return (self._replica.superblock.key,)
-
-    def route(self, to: tuple[bytes, int]) -> Replica | None:
-        block = self._replica.superblock
-        return self._replica if to == (bytes.fromhex(block.tablet_id), block.replica_id) else None
-
-    def by_key(self, key: StreamKey) -> Replica | None:
-        return self._replica if key == self._replica.superblock.key else None
 
 
 def _run_all(callbacks: list[Callable[[], None]]) -> None:

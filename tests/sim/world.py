@@ -33,7 +33,8 @@ from tests.sim.faults import Faults
 from tests.sim.healer import Healer
 from tests.sim.judge import check_nodes, converged, hopeless, state
 from tests.sim.masters import Masters
-from tests.sim.node import Said, SimNode
+from tests.sim.messenger import Said
+from tests.sim.node import SimNode
 from tests.sim.plan import Plan
 from tests.sim.recovery import Recovery
 from tests.sim.schedule import Schedule
