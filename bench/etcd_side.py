@@ -39,7 +39,7 @@ class EtcdCluster:
         self._servers = Servers(directory)
 
     def start(self) -> None:
-        """Start all three."""
+        """Start the three members."""
         members = ",".join(f"m{n}=http://{host}:2380" for n, host in enumerate(self.hosts))
         for number, host in enumerate(self.hosts):
             command = [

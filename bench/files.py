@@ -110,7 +110,7 @@ def _numbered(schema: Schema, values: pa.Array, narrow: tuple[str, str]) -> Data
 
 
 def _one_tablet(schema: Schema, table: pa.Table, hashed: HashPartition, narrow: tuple[str, str]) -> Data:
-    """Return those of these rows that belong to the first tablet."""
+    """Return the rows of `table` that belong to the first tablet."""
     (batch,) = table.combine_chunks().to_batches()
     mine = assign(batch, schema, PartitionSchema((hashed,))) == 0
     return _sorted(schema, batch.filter(pa.array(mine)), narrow)

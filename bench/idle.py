@@ -119,7 +119,7 @@ async def _until_all_rest(cluster: Cluster, wanted: int) -> None:
             return
         if time.monotonic() > deadline_s:
             raise SystemExit(
-                f"after {_REST_MAX_S:.0f} s {resting:,} replicas rest, not {wanted:,}; is the machine overrun?"
+                f"only {resting:,} of {wanted:,} replicas are at rest after {_REST_MAX_S:.0f} s; is the machine overrun?"
             )
         await asyncio.sleep(1)
 
@@ -165,7 +165,9 @@ def main(arguments: list[str]) -> None:
     given = parser.parse_args(arguments)
     counts = sorted(set(given.tablets))
     if counts[0] < 1 or given.nodes < given.replicas or given.seconds <= 0 or given.settle < 0:
-        wanted = "1 tablet or more, as many nodes as replicas of each, and some seconds"
+        wanted = (
+            "1 or more --tablets, no fewer --nodes than --replicas, --seconds above 0, --settle of 0 or more"
+        )
         print(f"python -m bench idle: expected {wanted}", file=sys.stderr)
         sys.exit(2)
     with tempfile.TemporaryDirectory(prefix="stele-idle-", dir=given.directory) as directory:

@@ -73,7 +73,7 @@ class KuduCluster:
         return ""
 
     async def version(self) -> str:
-        """The version of the tool.
+        """The version of Kudu's command-line tool.
 
         Raises:
             KuduFailed: if a piece is missing.
@@ -84,7 +84,7 @@ class KuduCluster:
         return found[1] if found else "of unknown version"
 
     async def start(self) -> None:
-        """Start all six and wait until the masters know the three tablet servers.
+        """Start three masters and three tablet servers. Wait until the masters know all tablet servers.
 
         Raises:
             KuduFailed: one ends, or the masters do not know the servers in time.
@@ -106,7 +106,7 @@ class KuduCluster:
             if ended := self._servers.ended():
                 raise KuduFailed(ended)
             if time.monotonic() > deadline:
-                raise KuduFailed(f"not up after {_START_S:.0f} s: {why}")
+                raise KuduFailed(f"Kudu's cluster is not up after {_START_S:.0f} s: {why}")
             await asyncio.sleep(0.5)
 
     def launch(self, number: int) -> None:
@@ -323,5 +323,5 @@ async def _fail_over(cluster: KuduCluster, times: int) -> list[float]:
 def _number(pattern: str, said: str) -> float:
     found = re.search(pattern, said)
     if found is None:
-        raise KuduFailed(f"the tool's answer has no {pattern!r}: {said[-300:]!r}")
+        raise KuduFailed(f"the output of Kudu's tool has no {pattern!r}; it ends with {said[-300:]!r}")
     return float(found[1])

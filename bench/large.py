@@ -50,7 +50,7 @@ def keys_of(first: int, count: int) -> npt.NDArray[np.int64]:
 
 
 def batches(first: int, count: int) -> Iterator[pa.RecordBatch]:
-    """These rows, made while they are read."""
+    """`count` rows from number `first` on, in batches of _BATCH rows that are made while they are read."""
     text = rows.batches(_BATCH, _BATCH)[0].column("text")
     for start in range(first, first + count, _BATCH):
         ids = keys_of(start, min(_BATCH, first + count - start))
@@ -302,7 +302,7 @@ def main(arguments: list[str]) -> None:
         or given.seconds <= 0
     ):
         parser.error(
-            f"expected keys of {', '.join(KEYS)}, 1,000 rows or more, 3 to 1,024 tablets, and some seconds"
+            f"expected keys of {', '.join(KEYS)}, 1,000 rows or more, 3 to 1,024 tablets, and --seconds above 0"
         )
     with tempfile.TemporaryDirectory(prefix="stele-large-", dir=given.directory) as directory:
         free = shutil.disk_usage(directory).free

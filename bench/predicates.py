@@ -48,7 +48,7 @@ def _runs(batches: Sequence[pa.RecordBatch]) -> Iterator[Run]:
 
 
 class Tablet:
-    """Files of one tablet, newest first, and the times that scans of them took."""
+    """Files of one tablet, newest first. `took_s`: the processor time of each scan of them, in seconds."""
 
     def __init__(self, parts: Sequence[Sequence[pa.RecordBatch]], wanted: Format, home: Path) -> None:
         files = []

@@ -118,7 +118,11 @@ class Nodes:
         """Change a configuration. Then promote the members that wait to become voters, as the leader does."""
         group, peer = self.groups[tablet_id], peer_from_pb(request.peer)
         if request.cas_config_opid_index != group.config.opid_index:
-            raise Rejected(f"configuration {group.config.opid_index}", code=Code.CAS_FAILED)
+            raise Rejected(
+                f"tablet {tablet_id[:8]}: configuration {request.cas_config_opid_index} is outdated, "
+                f"{group.config.opid_index} is in force",
+                code=Code.CAS_FAILED,
+            )
         rest = tuple(p for p in group.config.peers if p.replica_id != peer.replica_id)
         peers = rest if request.type == consensus_pb2.REMOVE_PEER else (*rest, peer)
         group.config = Configuration(group.config.opid_index + 1, peers)
@@ -302,7 +306,7 @@ class Node(TabletServerAdminServiceServicer, ConsensusServiceServicer):
         group = self.all.groups[id_from_pb(request.tablet_id)]
         target = id_from_pb(request.target_node) or self._heir(group)
         if target not in self.all.live:
-            raise Rejected(f"node {target} does not answer", code=Code.UNSAFE_CHANGE)
+            raise Rejected(f"node {target} does not answer, so it cannot lead", code=Code.UNSAFE_CHANGE)
         group.leader, group.term = target, group.term + 1
         self.all.orders["LeaderStepDown"] += 1
         self.all.changed(id_from_pb(request.tablet_id))

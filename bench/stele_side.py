@@ -173,8 +173,8 @@ async def _repeated(
     between: Callable[[int], tuple[str, float, float]],
     expected: int,
 ) -> None:
-    """Scan several times for rows with a value between two bounds. `between(first)`: the column and the
-    bounds for rows that begin at this id."""
+    """Scan several times for `expected` rows, each time from another id `first` on. Reports the median and
+    the worst time. `between(first)`: the column to compare, and the bounds that select these rows."""
     found = []
     for number in range(times + _WARM_UP):
         first = number * ((rows_there - expected) // (times + _WARM_UP))

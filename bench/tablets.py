@@ -123,7 +123,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--directory", help="directory for the clusters' data, on a real disk")
     given = parser.parse_args(arguments)
     if min(given.tablets) < 1 or max(given.tablets) > 1_024 or given.seconds <= 0:
-        parser.error("expected 1 to 1,024 tablets, and some seconds")
+        parser.error("expected 1 to 1,024 --tablets, and --seconds above 0")
     with tempfile.TemporaryDirectory(prefix="stele-tablets-", dir=given.directory) as directory:
         uvloop.run(measure(Path(directory), given.tablets, given.seconds))
 

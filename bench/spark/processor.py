@@ -47,7 +47,7 @@ class Look:
     cluster: frozenset[int]
 
     def since(self, before: Look) -> Spent:
-        """Return what was spent since an earlier look."""
+        """Return the processor time that was spent after an earlier look, up to this one."""
         known = defaultdict[int, float](float)  # by parent: what children that have ended had used then
         for pid, was in before.processes.items():
             if pid not in self.processes:

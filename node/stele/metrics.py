@@ -52,7 +52,7 @@ _LES = (*map(floatToGoString, BOUNDS_S), "+Inf")
 
 
 class Durations:
-    """How often something took how long. One thread may add at a time."""
+    """How many durations fell into each bucket, and their sum in seconds. One thread may add at a time."""
 
     __slots__ = ("counts", "total_s")
 
@@ -79,7 +79,7 @@ class Timing:
         REGISTRY.register(self)
 
     def cell(self, *labels: str) -> Durations:
-        """The numbers for these labels."""
+        """Return the durations for these labels. The caller adds to them."""
         found = self._cells.get(labels)
         return found if found is not None else self._cells.setdefault(labels, Durations())
 

@@ -100,9 +100,14 @@ def _log_outcome(outcome: Outcome) -> None:
     result = "held" if outcome.held else "failed" if outcome.error else "done"
     metrics.ACTIONS.labels(kind, result).inc()
     if not outcome.error:
-        log.info("done", action=kind, reason=outcome.action.reason)
+        log.info("action done", action=kind, reason=outcome.action.reason)
     elif not outcome.held:
-        log.info("not done", action=kind, reason=outcome.action.reason, error=outcome.error)
+        log.info(
+            "action not done; the next pass plans anew",
+            action=kind,
+            reason=outcome.action.reason,
+            error=outcome.error,
+        )
 
 
 class Actor:

@@ -263,7 +263,11 @@ class Errands:
                 text = await self._kube.log(namespace, pod, _LOG_LINES)
         except (KubeError, TimeoutError) as exc:
             # The API server asks the pod's machine, which may be off. Only the progress is unknown then.
-            log.info("the log of a pod cannot be read", pod=pod, error=str(exc) or "no answer in time")
+            log.info(
+                "the log of a Job's pod cannot be read, so its progress is not shown now",
+                pod=pod,
+                error=str(exc) or "no answer in time",
+            )
             return found
         progress = last_line(text).get("progress")
         return found if not isinstance(progress, dict) else _with(found, progress)

@@ -180,7 +180,7 @@ class Heals:
         return news + self._others(round_, names)
 
     def over(self, names: Mapping[str, str], now_s: float) -> list[News]:
-        """The news once nothing is left to do: the end of each heal."""
+        """The events to send once the driver has nothing left to do: one for the end of each open heal."""
         self._told.clear()
         return self._ended(list(self._heals), names, now_s)
 

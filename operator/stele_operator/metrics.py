@@ -134,6 +134,6 @@ def gone(namespace: str, cluster: str) -> None:
 
 
 def forget(namespace: str, cluster: str) -> None:
-    """Drop all series of a cluster that nothing names any more."""
+    """Drop all series of a cluster, once neither a TabletCluster nor a TabletGroup has its name."""
     gone(namespace, cluster)
     PASSES.remove_by_labels({"namespace": namespace, "cluster": cluster})

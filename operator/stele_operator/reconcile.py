@@ -120,7 +120,12 @@ class ClusterTask:
                     wait_s = min(_BACKOFF_MAX_S, 0.5 * 2 ** min(failures, 5))
                     metrics.PASSES.labels(self.namespace, self.name, "failed").inc()
                     ours = not isinstance(exc, KubeError | SteleError)
-                    self._log.warning("pass failed", error=str(exc), again_in_s=wait_s, exc_info=ours)
+                    self._log.warning(
+                        "pass over a cluster failed; it is tried again",
+                        error=str(exc),
+                        again_in_s=wait_s,
+                        exc_info=ours,
+                    )
                     if not ours and not _unreachable(exc):
                         self._on_pass(False)
                     if failures > 1:

@@ -193,7 +193,7 @@ class Follower:
 
     @property
     def _now(self) -> Schema:
-        """The columns that the masters told last."""
+        """The table's schema, as the masters told it last."""
         schema = self._table.asynchronous.info.schema
         assert schema is not None
         return schema

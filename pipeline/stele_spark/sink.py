@@ -122,8 +122,8 @@ class Writer(ds.DataSourceArrowWriter):
         named: bool,
         on_rows: Callable[[int], None] | None = None,
     ) -> Written:
-        """Like `write`, for the given job. `named`: whether the job has a name, so that another run of it may
-        have other tasks. `on_rows`: called with the number of rows of each block that was written.
+        """Like `write`, for the given job. `named`: whether the user named the job. A later run of a named job
+        may spread the rows over other tasks. `on_rows`: called with the number of rows of each written block.
         """
         part = _task()
         rejects = None if self._rejects is None else replace(self._rejects, job=job.id.hex())

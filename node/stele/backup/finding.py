@@ -123,7 +123,7 @@ def with_key(folder: Folder, key: str) -> Manifest | None:
 
 
 def newest_until(folder: Folder, moment: datetime, tables: Collection[str] = ()) -> str:
-    """The id of the newest complete backup with rows of `moment` or before, and with all of `tables`.
+    """The id of the newest complete backup whose snapshot is at or before `moment`, and that has all `tables`.
 
     Raises:
         Rejected: NOT_FOUND: there is none.
@@ -154,7 +154,10 @@ def choose(folder: Folder, called: str | None, tables: Collection[str] = ()) -> 
     if called is None:
         chosen = [b for b in backups if b.state is not State.REMAINS and b.state is not State.UNFINISHED][:1]
         if not chosen:
-            raise Rejected(f"{folder.shown} has no complete backup", code=Code.NOT_FOUND)
+            raise Rejected(
+                f"{folder.shown} has no complete backup; check the folder, or make a backup there first",
+                code=Code.NOT_FOUND,
+            )
     else:
         chosen = [b for b in backups if called and b.backup_id.startswith(called)]
         if len(chosen) != 1:

@@ -254,7 +254,7 @@ Location: TypeAlias = str | os.PathLike[str] | Folder
 class Sink:
     """A file that is written from front to back. Knows the number and the SHA-256 of its bytes.
 
-    pyarrow writes to it. Its methods raise OSError there, as those of a file do."""
+    pyarrow writes to it as to a file, so its methods raise OSError if the disk or store fails."""
 
     def __init__(self, folder: Folder, name: str, file: Any) -> None:
         self._folder = folder

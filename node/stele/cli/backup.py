@@ -104,8 +104,8 @@ def create(
 
     If a backup was interrupted, the same command goes on with it. It is complete once the command ends with 0.
 
-    An incremental backup has what changed since the one before it, deletes too. To restore it, both are needed. Each keeps the
-    history that the next one needs. If that is gone, the error is CURSOR_LOST.
+    An incremental backup has what changed since the backup before it, deletes too. A restore of it needs both. Each backup
+    holds the history that the next one needs. If that history is gone, the next backup ends with CURSOR_LOST.
 
     \b
     Examples:

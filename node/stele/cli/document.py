@@ -213,7 +213,7 @@ class Entry:
         return ""
 
     def texts(self, expected: str) -> list[str]:
-        """A list of texts."""
+        """The value as a list of non-empty texts. What does not fit is a fault: `expected` says what was."""
         return [entry.text() for entry in self.entries(expected)]
 
     def whole_number(self, least: int) -> int:

@@ -35,7 +35,7 @@ class Faults:
         self._rejects: BinaryIO | None = None
 
     def keep_in(self, rejects: BinaryIO) -> None:
-        """Also write all of them to this file, one JSON object a line."""
+        """Also write all refused rows and their reasons to this file, one JSON object a line."""
         self._rejects = rejects
 
     def add(self, source: Source, row_errors: Sequence[RowError]) -> None:

@@ -267,7 +267,7 @@ def _revision(revision: int) -> dict[str, int]:
 
 
 def as_json_fields(name: str, value: bytes) -> dict[str, str]:
-    """Bytes for programs: as text; as hex, under another name, if they are not UTF-8."""
+    """A JSON field for bytes: `name` with the text. If they are not UTF-8, `name` + "Hex" with hex digits."""
     try:
         return {name: value.decode()}
     except UnicodeDecodeError:

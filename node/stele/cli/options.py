@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Seconds(click.FloatRange):
-    """A number of seconds above 0. Refuses nan, which click finds in every range."""
+    """A finite number of seconds above 0. Refuses nan, which passes click's own check of a range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         seconds = super().convert(value, param, ctx)

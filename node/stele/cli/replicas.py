@@ -98,13 +98,12 @@ async def follow(
     *,
     err: bool = False,
 ) -> Far:
-    """Show the progress of a change, once, or until it is done. `far(view)` returns (whether it is done, the
-    progress in words).
+    """Show how far a change is, until it is done. `far(view)` returns (whether it is done, the progress in words).
 
-    `err`: show it on standard error. Returns what was shown last.
+    With `wait_s` 0, show it once. `err`: show it on standard error. Returns what was shown last.
 
     Raises:
-        Retryable: TIMED_OUT, it is not done after `wait_s` seconds.
+        Retryable: TIMED_OUT, `wait_s` is not 0, and the change is not done after that many seconds.
     """
     from stele.driver.keeping import WholeView, pages_of
     from stele.model.errors import Code, Retryable

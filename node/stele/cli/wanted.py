@@ -90,7 +90,10 @@ def _ask(
     until: Callable[[AsyncClient, NodeStatus], Awaitable[NodeStatus]] | None = None,
     **how: object,
 ) -> None:
-    """Send a request about a node by `stele.client.admin`, and print the answer. `until`: waits until it is done."""
+    """Send a request about a node by `stele.client.admin`, and print the answer.
+
+    `until`: waits until the node is as requested, and returns its last status. None: do not wait.
+    """
 
     async def work(client: AsyncClient) -> None:
         answer = await wish(client.masters, node, **how)

@@ -38,10 +38,11 @@ _LOOK_S = 0.5  # how often a close checks whether anybody still waits
 
 
 class Batcher:
-    """One per open table. `tablet_of(ordinal)` gives the client of a tablet, or raises a SteleError.
+    """Writes the single rows of one open table in rounds, with at most one block per tablet in each round.
 
-    The blocks of a round are made and sent together when those of the round before are answered. So the nodes
-    handle all tablets in one turn with one sync. A slow tablet delays the others only for GATE_S, and once.
+    `tablet_of(ordinal)` gives the client of a tablet, or raises a SteleError. The blocks of a round are sent
+    together, once those of the round before are answered. So a node handles all its tablets in one turn with
+    one sync. A slow tablet delays the others only for GATE_S, and once.
     """
 
     def __init__(

@@ -83,13 +83,15 @@ class ReplicaCounts:
 
 @dataclass(slots=True)
 class NodeHealth:
-    """One node or master: "alive", "silent", "retired", or "new": on record but never heard, so no tablet
-    counts on it.
+    """The state of one node or master.
 
-    `wanted`: "" if it is wanted in service, else "drained", "parked", "fenced" or "retired". `name`: its pod's; ""
-    without an operator. `disk_free_bytes`: None if it did not report it. `disk_low`: it
-    refuses writes for lack of space. `clock_ahead_ms`: how far its wall clock is ahead of most clocks of the
-    cluster, by its last report; None if unknown."""
+    - `state`: "alive", "silent", "retired" or "new". A new one is on record but was never heard.
+    - `wanted`: "" if it is wanted in service, else "drained", "parked", "fenced" or "retired".
+    - `name`: its pod's name; "" without an operator.
+    - `disk_free_bytes`: None if it did not report it. `disk_low`: it refuses writes for lack of space.
+    - `clock_ahead_ms`: how far its wall clock is ahead of most clocks of the cluster, by its last report. It is
+      negative if the clock is behind, and None if unknown.
+    """
 
     node_id: str
     name: str

@@ -316,7 +316,9 @@ class PointReads:
         if rows and not places:  # a node of release 0.1.0 does not say which keys it found
             raise Rejected("ask for fewer keys at once", code=Code.TOO_LARGE)
         if len(places) != len(rows) or any(place >= len(part.sought) for place in places):
-            raise Corrupt(f"table {self._name()}: a node's answer to a read has rows of unknown keys")
+            raise Corrupt(
+                f"table {self._name()}: a node answered a read with rows of unknown keys; report this as a bug in Stele"
+            )
         found = dict(zip(places, rows))
         for place, one in enumerate(part.sought):
             _end(one, self._result(found.get(place), answer))

@@ -195,7 +195,7 @@ class NodeStream:
         raw = request.SerializeToString()
         if len(raw) > MESSAGE_BYTES_MAX:
             raise Rejected(
-                f"the request has {len(raw)} bytes; at most {MESSAGE_BYTES_MAX} are allowed",
+                f"the request has {len(raw)} bytes; at most {MESSAGE_BYTES_MAX} are allowed; send less at once",
                 code=Code.TOO_LARGE,
             )
         until = self._loop.time() + timeout_s

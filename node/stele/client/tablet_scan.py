@@ -106,7 +106,11 @@ class FlightPool:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A replica of this incarnation of a tablet serves the plan's snapshot once it has applied this log index."""
+    """From which log index on a replica of a tablet can serve the plan's snapshot.
+
+    - `index`: the replica must have applied the log up to here.
+    - `incarnation`: of the tablet. Replicas of another incarnation cannot use `index`.
+    """
 
     index: int
     incarnation: int

@@ -241,7 +241,7 @@ class CopySessions:
 
         def going_on(size: int) -> None:
             if self._closed or not replica.running:
-                raise Retryable("nobody waits for the result any more")
+                raise Retryable("the replica or this node stops, so the check was given up")
 
         try:
             async with self._looking:  # one at a time: it may take minutes, and takes a thread

@@ -229,8 +229,8 @@ class TabletCopy:
         )
         if superblock.tablet_id != self.order.tablet_id:
             raise Rejected(
-                f"the source sent tablet {superblock.tablet_id[:8]}, but this copy is of tablet "
-                f"{self.order.tablet_id[:8]}"
+                f"{self.order.source_address} sent tablet {superblock.tablet_id[:8]}, but tablet "
+                f"{self.order.tablet_id[:8]} was ordered; report this as a bug in Stele"
             )
         if self.order.witness and not self._resumed:
             start = self.order.witness_start if self.order.witness_start != OPID_NONE else session.checkpoint

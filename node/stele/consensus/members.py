@@ -109,7 +109,7 @@ class Members:
         known = leads or {}
         led = tuple((p.replica_id, known.get(p.node_id, 0)) for p in self._standing.config.peers)
         if cause:
-            self._standing.log.info("handing over", to=target, cause=cause)
+            self._standing.log.info("handing over leadership", to=target, cause=cause)
         event = TransferLeadership(context, target, self._runtime.now_ms(), led, cause, at_once)
         await self._ask(self._transfers, context, event)
 

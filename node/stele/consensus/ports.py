@@ -89,7 +89,7 @@ class HostedReplica(Protocol):
 
 
 class Reader(Protocol):
-    """A replica for which linearizable reads have come."""
+    """A replica with linearizable reads that wait for confirmation."""
 
     def begin_round(self) -> ReadRound | None:
         """Return the reads of this turn, for other nodes to confirm. None: nobody waits, or the core confirms
@@ -127,7 +127,7 @@ class Host(Protocol):
         """Why this reading of `wall_us` must not become a timestamp, as text; "" if it may."""
 
     def latest_time(self) -> int:
-        """The highest timestamp that an uncommitted entry may have: some hours ahead of most nodes' clocks."""
+        """The highest hybrid time that an uncommitted entry may have. A message with a higher one is refused."""
 
     def dropped(self, node_id: NodeId, cause: str, why: str) -> None:
         """Count a message from this node that broke a bound and was dropped. Log it once per node and

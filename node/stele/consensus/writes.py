@@ -248,7 +248,7 @@ class Writes:
     # --- what the core says
 
     def proposed(self, context: int, opid: OpId) -> None:
-        """Note a proposal that is in the log."""
+        """Note that the core put the write or the ceiling with this context into the log at `opid`."""
         if not self.proposals.proposed(context, opid) and context in self._ceiling_contexts:
             del self._ceiling_contexts[context]
             self.ceilings[opid.index] = opid.term

@@ -270,7 +270,9 @@ class CopyChecks:
             try:
                 await self._claim()
             except SteleError as exc:  # another driver is at work, which compares them
-                log.info("copies are not compared", error=str(exc))
+                log.info(
+                    "copies are not compared now, because this driver does not hold the claim", error=str(exc)
+                )
                 self._waiting.clear()
                 return
             check = await self._compare(made)
@@ -284,7 +286,11 @@ class CopyChecks:
         try:
             await self._record(check)
         except SteleError as exc:
-            log.warning("a comparison was not recorded", result=check.said, error=str(exc))
+            log.warning(
+                "the comparison of a copy was not recorded; it is repeated later",
+                result=check.said,
+                error=str(exc),
+            )
             return False
         return True
 

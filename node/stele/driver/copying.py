@@ -15,10 +15,10 @@ from stele.model.ids import NodeId
 
 
 class Copying:
-    """The decisions of one pass. Except for `source`, each answer is a reason in words for a step; "" means
+    """The decisions of one round. Except for `source`, each answer is a reason in words for a step; "" means
     no.
 
-    Tablets in `trials` are planned anew in each pass. For any other tablet, `load.asked` notes when an answer
+    Tablets in `trials` are planned anew in each round. For any other tablet, `load.asked` notes when an answer
     depends on more than its situation (kept_steps.py).
     """
 
@@ -44,7 +44,7 @@ class Copying:
         return first.peer.node_id
 
     def anew(self, s: Situation, replica_id: int, copy: CopyView | None) -> str:
-        """Why a copy must be restarted, perhaps from another source."""
+        """Why a copy must be restarted, perhaps from another source; "" if it goes on, or has not begun."""
         if copy is None:
             return ""
         if failed(copy):

@@ -1,6 +1,6 @@
 """Carries plans out: claim, observe, plan, order, report. Used by `stele driver run` and by the operator.
 
-Owns the claim, its renewal, and recent errors. Each pass takes everything else from the masters' view;
+Owns the claim, its renewal, and recent errors. Each round takes everything else from the masters' view;
 keeping.py fetches the changes. It may be interrupted anywhere. Invariant: no order is given under an epoch
 that a master has refused.
 """
@@ -47,7 +47,7 @@ REPORTED_MS = 15_000
 then the driver asks the nodes themselves, except silent ones.
 """
 MASTERS_TIMEOUT_S, MASTERS_ROUNDS = 10.0, 2
-"""The timeout and the attempts of a call to the masters. They are short, so that a pass fails early: the next
+"""The timeout and the attempts of a call to the masters. They are short, so that a round fails early: the next
 one comes soon.
 """
 
@@ -60,7 +60,7 @@ class StaleEpoch(Rejected):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a step in one pass. `error` is None if it was done, or needed no order."""
+    """The result of a step in one round. `error` is None if it was done, or needed no order."""
 
     step: Step
     error: SteleError | None = None
@@ -68,10 +68,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of one pass: the view, the outcome of each step, and the same as records for users.
+    """The result of one round: the view, the outcome of each step, and the same as records for users.
 
     `situations`: those of tablets that are not at rest, on which the steps were planned. `leaders_rest`: no
-    leader may move for a moment, so a later pass may find more to do. `some_rest`: leaders that moved lately
+    leader may move for a moment, so a later round may find more to do. `some_rest`: leaders that moved lately
     may not move again yet.
     """
 
@@ -127,7 +127,7 @@ class Executor:
         self._ordered: dict[str, tuple[int, Step]] = {}
         """By tablet: the last order that it got, and when."""
         self._asked_in = 0
-        """The epoch in which a pass was last carried out."""
+        """The epoch in which a round was last carried out."""
         self._pace = Pace()
         self._refusals = WitnessRefusals()
         self._copies = CopyMemory()
@@ -187,7 +187,7 @@ class Executor:
         self.checks.look(await asyncio.to_thread(copies_to_compare, view))
 
     async def _claim_to_record(self) -> None:
-        """Take or renew the claim, as `ensure_claim`. If another driver took over, the next pass raises
+        """Take or renew the claim, as `ensure_claim`. If another driver took over, the next round raises
         StaleEpoch, too.
         """
         before = self.claim
@@ -227,7 +227,7 @@ class Executor:
         return any(not isinstance(step, Blocked) for step in plan(view, policy, trials, self.known))
 
     async def run_once(self, policy: Policy, view: ClusterView | None = None) -> Report:
-        """Run one pass: claim, observe (unless a view is given), plan, carry out. Never waits for a copy.
+        """Run one round: claim, observe (unless a view is given), plan, carry out. Never waits for a copy.
 
         Raises:
             StaleEpoch: another driver took over; stop for good.
@@ -270,7 +270,7 @@ class Executor:
         view: ClusterView,
         situations: Mapping[str, Situation],
     ) -> tuple[Report, SteleError | None]:
-        """The report of a pass, and the error if another driver took over. `done`: outcomes of orders, by
+        """The report of a round, and the error if another driver took over. `done`: outcomes of orders, by
         their place in the steps.
         """
         now = self._now_ms()
@@ -316,7 +316,7 @@ class Executor:
     def _planned(
         self, view: ClusterView, policy: Policy, now_ms: int
     ) -> tuple[tuple[Step, ...], Mapping[str, Situation]]:
-        """Plan this pass, and return the plan and its situations. Runs in a thread: with thousands of intents
+        """Plan this round, and return the plan and its situations. Runs in a thread: with thousands of intents
         each part takes some ms.
         """
         leaders = self._leaders.look(view, policy.leader_moves_per_minute, now_ms)
@@ -325,7 +325,7 @@ class Executor:
             steps = tuple(self._refusals.instead(s) for s in plan(view, policy, trials, self.known))
             kept = self.known.judged.restless() if view.settled else ()
             situations: dict[str, Situation] = {s.tablet.tablet_id: s for s in kept}
-        # Before the orders are given as well as after: a pass that is cut off has given some of them.
+        # Before the orders are given as well as after: a round that is cut off has given some of them.
         self._ordered.update({s.tablet_id: (now_ms, s) for s in steps if not isinstance(s, WAITS)})
         return steps, situations
 
@@ -414,7 +414,7 @@ def _is_told(s: Situation, ordered: Step | None) -> bool:
 def _waits_for_turn(s: Situation) -> bool:
     """Whether the tablet waits only for a slot to copy the rows of its witness.
 
-    After the loss of a node, each pass has thousands of such tablets.
+    After the loss of a node, each round has thousands of such tablets.
     """
     m = s.joining
     if m is None or not m.live or m.peer.member_type is not MemberType.WITNESS:

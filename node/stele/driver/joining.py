@@ -27,7 +27,7 @@ def blocked(s: Situation, code: str, reason: str) -> Blocked:
 
 
 class Joining:
-    """The joining replicas in one pass."""
+    """The joining replicas in one round."""
 
     def __init__(self, copying: Copying, slots: Slots, policy: Policy, trials: Trials) -> None:
         self._copying = copying

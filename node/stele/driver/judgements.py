@@ -56,7 +56,7 @@ class Judgements:
         self._restless: dict[str, Situation] = {}
         self._in_order: list[Situation] | None = None
         self._ageing: set[str] = set()
-        """Tablets that are judged in each pass, because time alone may change their situation."""
+        """Tablets that are judged in each round, because time alone may change their situation."""
         self._nodes: dict[str, NodeView] = {}
         """The nodes as they were when their tablets were last judged."""
         self._standings: dict[str, tuple[object, ...]] = {}

@@ -262,10 +262,11 @@ class WholeView:
         self._units = Units(lambda told, now_ms: (told, now_ms), lambda info: info, lambda intent: intent)
 
     async def look(self) -> master_pb2.GetClusterViewResponse:
-        """The view as of now.
+        """Fetch what changed since the last look, and return the whole view as it is now.
 
         Raises:
-            SteleError: a page was refused or did not come.
+            SteleError: the leading master refused a request, or none answered.
+            Retryable: THROTTLED, the view changes faster than it can be read.
         """
         units = self._units
         for _ in range(PAGES_MAX):

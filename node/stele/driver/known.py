@@ -1,4 +1,4 @@
-"""Keeps what a driver computed in earlier passes, so that a pass costs only what has changed since. Pure;
+"""Keeps what a driver computed in earlier rounds, so that a round costs only what has changed since. Pure;
 used by planner.
 
 Each driver has one. All of it can be computed again from a view: without it the planner gives the same steps.
@@ -18,9 +18,9 @@ from stele.driver.view import ClusterView
 
 
 class Known:
-    """The planner's results that are kept between passes: judgements, leader groups, places, steps.
+    """The planner's results that are kept between rounds: judgements, leader groups, places, steps.
 
-    Hold `lock` from `renew` to the last query, since passes run in threads.
+    Hold `lock` from `renew` to the last query, since rounds run in threads.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Known:
         self._policy: Policy | None = None
 
     def forget(self) -> None:
-        """Compute everything anew in the next pass. Used after an error, which may have left something half
+        """Compute everything anew in the next round. Used after an error, which may have left something half
         renewed.
         """
         self._policy = None

@@ -101,8 +101,9 @@ NOWHERE = Sites()
 
 
 def choose_moves(groups: Sequence[Group], most: int, sites: Sites = NOWHERE) -> tuple[Move, ...]:
-    """The first moves towards spread leaders, at most this many; empty if the leaders are spread. Each group
-    moves at most once.
+    """The first moves of leaders that spread them over the nodes; at most `most`, and none if they are spread.
+
+    Each group moves at most once.
     """
     if not groups or most <= 0:
         return ()

@@ -1,7 +1,7 @@
 """Determines which leaders may move to spread them, and to which nodes. Used by `leader_moves.py` and
 `leader_leaves.py`; pure.
 
-Keeps the groups from pass to pass, and remembers that they are spread. So a pass over a cluster at rest
+Keeps the groups from round to round, and remembers that they are spread. So a round over a cluster at rest
 computes no assignment.
 
 Invariants: no leader moves to a node that is silent, lost, low on disk, off by its clock or not in service. A

@@ -24,7 +24,7 @@ UNKNOWN = frozenset({"NotHeard", "NoLeader", "LostMajority"})
 
 
 class LeaderLeaves:
-    """The moves of leaders away from nodes in one pass. `leads`: how many tablets each node leads."""
+    """The moves of leaders away from nodes in one round. `leads`: how many tablets each node leads."""
 
     def __init__(self, leads: Counter[str], policy: Policy, trials: Trials, asked: Asked) -> None:
         self._policy = policy

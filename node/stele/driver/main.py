@@ -68,7 +68,7 @@ async def run(
             except SteleError as exc:
                 if str(exc) != told:
                     told = str(exc)
-                    log.warning("the driver cannot run a pass; it keeps trying", error=told)
+                    log.warning("the driver cannot run a round; it keeps trying", error=told)
                 await asyncio.sleep(IDLE_INTERVAL_S)
                 continue
             at_rest = report.idle and not report.leaders_rest and not executor.checks.busy

@@ -68,7 +68,7 @@ class Orders:
         """Carry out one step. Waits and blocks need no order.
 
         Raises:
-            SteleError: the error that the master or node answered. The next pass plans the step again.
+            SteleError: the error that the master or node answered. The next round plans the step again.
         """
         match step:
             case BeginIntent():
@@ -136,7 +136,8 @@ class Orders:
         intent = view.intent(step.tablet_id)
         if intent is None or intent.replica_id != step.replica_id:
             raise Retryable(
-                f"tablet {step.tablet_id[:8]}: the intent has ended meanwhile", code=Code.CAS_FAILED
+                f"tablet {step.tablet_id[:8]}: its intent has ended meanwhile; the next round plans anew",
+                code=Code.CAS_FAILED,
             )
         pb = intent_to_pb(intent)
         pb.expires_us = view.now_us + INTENT_TTL_US
@@ -233,7 +234,10 @@ class Orders:
         tablet = _tablet(step.tablet_id, view)
         leader = tablet.leader
         if leader is None:
-            raise Retryable(f"tablet {step.tablet_id[:8]}: no leader can write the fencing configuration now")
+            raise Retryable(
+                f"tablet {step.tablet_id[:8]} has no leader that could fence the cancelled copy; "
+                "the next round tries again"
+            )
         committed = await self._change(step, view, consensus_pb2.MODIFY_PEER, leader)
         await self._end(step.tablet_id, step.replica_id, committed, tablet.term)
 
@@ -280,13 +284,19 @@ def _tablet(tablet_id: str, view: ClusterView) -> TabletView:
     tablet = view.tablet(tablet_id)
     if tablet is not None:
         return tablet
-    raise Retryable(f"tablet {tablet_id[:8]} is not in the present view", code=Code.NOT_READY)
+    raise Retryable(
+        f"tablet {tablet_id[:8]} is not in the masters' view any more; the next round plans anew",
+        code=Code.NOT_READY,
+    )
 
 
 def _node(node_id: str, view: ClusterView) -> NodeView:
     node = view.node(node_id)
     if node is None or not node.address:
-        raise Retryable(f"node {node_id[:8] or '(none)'} has no known address yet", code=Code.UNAVAILABLE)
+        raise Retryable(
+            f"node {node_id[:8] or '(none)'} has no known address yet; the next round tries again",
+            code=Code.UNAVAILABLE,
+        )
     return node
 
 
@@ -294,6 +304,7 @@ def _member(tablet_id: str, replica_id: int, view: ClusterView) -> Peer:
     peer = _tablet(tablet_id, view).config.peer(replica_id)
     if peer is None:
         raise Retryable(
-            f"tablet {tablet_id[:8]}: replica {replica_id} is not a member any more", code=Code.CAS_FAILED
+            f"tablet {tablet_id[:8]}: replica {replica_id} is not a member any more; the next round plans anew",
+            code=Code.CAS_FAILED,
         )
     return peer

@@ -87,10 +87,10 @@ def _plan(view: ClusterView, policy: Policy, trials: Trials, known: Known) -> tu
 
 
 class _Planner:
-    """One pass. It counts the copies and the replicas per node that it has planned itself.
+    """One round. It counts the copies and the replicas per node that it has planned itself.
 
     A quiet tablet (`is_quiet`) needs no step, so it is skipped. For the others, `kept` has the steps of
-    earlier passes that are still valid.
+    earlier rounds that are still valid.
     """
 
     def __init__(
@@ -345,9 +345,10 @@ class _Planner:
         return self.joining.help_along(s, joining)
 
     def remove_leftover(self, s: Situation) -> Step | None:
-        """Remove members without rows or without a vote, for which there is no intent.
+        """Deal with members without rows or without a vote, for which there is no intent.
 
-        A live witness is not removed but gets its rows, even if it was demoted before they came.
+        A live member without rows gets them, even a witness that was demoted before they came. Removed are
+        witnesses that are not live, and non-voters once there are enough healthy voters.
         """
         for m in s.members:
             if m.peer.member_type is MemberType.WITNESS:

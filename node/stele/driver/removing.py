@@ -117,7 +117,7 @@ def remove_excess(s: Situation, load: Load) -> Step | None:
 def _arrived(joining: Member) -> str:
     """How a new replica became a voter, in words, with the bytes copied.
 
-    Small copies end between two passes, so only this text shows them.
+    Small copies end between two rounds, so only this text shows them.
     """
     copy = joining.report.copy if joining.report is not None else None
     size = f" after a copy of {copy.bytes_total:,} bytes" if copy is not None and copy.bytes_total else ""

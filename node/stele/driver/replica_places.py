@@ -1,7 +1,7 @@
-"""The places of all tablets' replicas, for balance. Kept from pass to pass, renewed where something changed;
+"""The places of all tablets' replicas, for balance. Kept from round to round, renewed where something changed;
 pure.
 
-Used by `replica_balance.py`. Remembers when no move is left, so that a pass over a cluster at rest looks for
+Used by `replica_balance.py`. Remembers when no move is left, so that a round over a cluster at rest looks for
 none.
 
 Invariant: everything equals what a new object says of the same situations.

@@ -201,7 +201,7 @@ class Member:
                 return "its node is RETIRED"
             if self.parked:
                 return "its node is parked or fenced, and does not answer"
-            return "its node is silent"  # without the duration, so that the reason is the same in each pass
+            return "its node is silent"  # without the duration, so that the reason is the same in each round
         if self.failed:
             error = self.report.error if self.report is not None else ""
             return f"it has FAILED: {error}" if error else "it has FAILED"
@@ -295,8 +295,10 @@ class Situation:
         return None
 
     def can_remove(self, member: Member) -> bool:
-        """Whether the remaining live voters are a majority, even if only those that hold the rows are
-        counted.
+        """Whether the tablet keeps a majority of live voters without this member.
+
+        Of a voter: the voters left must have a live majority even if only those that hold the rows count. Of a
+        non-voter: the live voters must be a majority now, and one of them must hold the rows.
         """
         if not member.peer.votes:
             return self.spare >= 0 and bool(self.data_voters)

@@ -35,7 +35,7 @@ class Coming:
 
 
 class Load:
-    """Replicas per node, including those planned in this pass. One per plan; the planner's only mutable
+    """Replicas per node, including those planned in this round. One per plan; the planner's only mutable
     state.
 
     - `avoid`: nodes to use only if there is no other.
@@ -67,7 +67,7 @@ class Load:
         self._replicas.update(coming.replicas)
 
     def planned(self, node_id: str, bytes_needed: int) -> None:
-        """Count a replica that this pass plans."""
+        """Count a replica that this round plans."""
         self._replicas[node_id] += 1
         self.bytes_due[node_id] += bytes_needed
 

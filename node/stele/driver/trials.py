@@ -1,4 +1,4 @@
-"""A driver's memory of failed copies and refused witnesses between its passes. Fed by executor, read by
+"""A driver's memory of failed copies and refused witnesses between its rounds. Fed by executor, read by
 planner.
 
 Remembers how often each copy failed or stalled, and which targets were useless. Invariant: safety does not
@@ -93,7 +93,12 @@ def _waits_for_promotion(tablet: TabletView | None, intent: Intent) -> bool:
 
 @dataclass(slots=True)
 class _Course:
-    """The history of one copy."""
+    """How one copy went so far, over all its attempts. Times are the driver's clock, in ms.
+
+    - `bytes_done`: what the copy had when it was last looked at. `furthest`: the most that any attempt had.
+    - `moved_ms`: when bytes last arrived, or a failure was last counted.
+    - `counted_ms`: when a failure last counted. `failures`: those since `furthest` last rose.
+    """
 
     bytes_done: int
     furthest: int
@@ -103,7 +108,7 @@ class _Course:
 
 
 class CopyMemory:
-    """What one driver remembers of copies. Call `look` once a pass."""
+    """What one driver remembers of copies. Call `look` once a round."""
 
     def __init__(self) -> None:
         self._courses: dict[Key, _Course] = {}
@@ -111,7 +116,7 @@ class CopyMemory:
         self._avoid: dict[str, int] = {}  # node to the time until which it is avoided
 
     def look(self, view: ClusterView, now_ms: int) -> Trials:
-        """Record the state of the copies. Returns the trials for this pass."""
+        """Record the state of the copies. Returns the trials for this round."""
         late = self._late(view, now_ms)
         before, self._courses = self._courses, {}
         stalled: set[Key] = set()
@@ -191,7 +196,7 @@ class WitnessRefusals:
 
     def instead(self, step: Step) -> Step:
         """The step, or its cancellation if the leader keeps refusing the witness. After a cancellation the
-        next pass chooses a later start.
+        next round chooses a later start.
         """
         if not isinstance(step, AddWitness):
             return step

@@ -1,4 +1,4 @@
-"""Asks where the logs of new witnesses may begin, for all witnesses that a pass begins. Used by executor and
+"""Asks where the logs of new witnesses may begin, for all witnesses that a round begins. Used by executor and
 orders.
 
 A log may begin after the newest entry that every live voter with the rows knows to be committed. When each
@@ -24,7 +24,7 @@ TIMEOUT_S = 5.0
 
 
 class WitnessStarts:
-    """The starts of the witnesses that one pass begins."""
+    """The starts of the witnesses that one round begins."""
 
     def __init__(self) -> None:
         self._found: dict[str, OpId] = {}

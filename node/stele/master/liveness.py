@@ -438,7 +438,7 @@ class Liveness:
         return life is not None and life.disk_low
 
     def reported(self) -> Iterable[str]:
-        """The tablets that have reports."""
+        """The ids of the tablets of which some node has reported a replica."""
         return self._by_tablet
 
     def report(self, tablet_id: str, node_id: str, replica_id: int) -> Report | None:

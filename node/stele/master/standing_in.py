@@ -2,7 +2,7 @@
 
 A driver is heard when it takes or renews the claim, or asks for a view under its name. After
 `drive_after_ms` of silence this master takes the claim and heals with the driver's own planner and executor.
-When a driver is heard again, this master releases the claim after the pass under way.
+When a driver is heard again, this master releases the claim after the round under way.
 
 Invariant: it gives orders only under the driver's claim, so it and another driver never work at once.
 """
@@ -175,7 +175,7 @@ class StandIn:
         return await self._changes.page(since, "")
 
     async def _round(self) -> float:
-        """Drive for one pass. Returns the seconds until the next."""
+        """Drive for one round if the cluster needs it. Returns the seconds to wait before the next round."""
         scene, policy = self._scene(), self._policy().policy()
         self._knows = True
         # A claim writes to the catalog every few seconds. So none is taken while the cluster needs nothing.

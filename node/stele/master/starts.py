@@ -1,10 +1,10 @@
 """Verifies the starts of nodes: the master calls the node back at its address. Used by service.py, on every
 master.
 
-Anybody can send a heartbeat in a node's name. So a later start does not replace one that still answers at its
-registered address. A later start makes the master refuse an earlier one only if a process at its address
-confirms it. Otherwise the later start is forgotten. A start's log position is used to judge other starts only
-after such a confirmation.
+Anybody can send a heartbeat in a node's name. So the master asks the process at the address that a start has
+registered whether it is that start. A later start replaces an earlier one only if the earlier one does not
+answer. An earlier start is refused only if the later one confirms itself; otherwise the later one is forgotten.
+The log position of a start is used to judge other starts only after it has confirmed itself.
 
 Invariant: heartbeats alone, however many, never displace a live node, nor keep one out. At most one call to a
 node is under way for its heartbeats.

@@ -61,7 +61,7 @@ async def want_node(lead: Leadership, request: master_pb2.WantNodeRequest) -> No
         )
     if request.for_ms and wanted not in (*KEPT, "DRAINED"):
         raise Rejected(
-            f"node {node_id[:8]}: only parking, fencing and draining may have an end; it is to be {wanted}"
+            f"node {node_id[:8]} cannot be {wanted} for a limited time; only PARKED, FENCED and DRAINED can; give no time"
         )
     async with lead.locks.hold(tables=(f"node/{node_id}",)):
         if request.epoch:

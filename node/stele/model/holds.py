@@ -123,7 +123,7 @@ class HoldOrder:
                 str(why)[:_WHY_CHARS_MAX],
             )
         except (ValueError, TypeError, KeyError, IndexError) as exc:
-            raise Rejected(f"an order about a hold: {exc!r}") from exc
+            raise Rejected(f"an order about a hold cannot be read: {exc!r}; upgrade the older side") from exc
 
 
 def name_of(given: Any) -> str:

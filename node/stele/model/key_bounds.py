@@ -171,7 +171,7 @@ def _rendered(value: bytes, column: Column, last: bool) -> bytes:
 def _after(key: bytes, variable: bool) -> bytes | None:
     """Return the lowest bytes above `key`. None: there are none.
 
-    If keys have a fixed length (not `variable`), the bytes are also above all keys that begin with `key`."""
+    If keys have a fixed length (not `variable`): the lowest bytes above all keys that begin with `key`."""
     if variable:
         return key + b"\x00"
     stem = key.rstrip(b"\xff")

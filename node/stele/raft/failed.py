@@ -44,9 +44,9 @@ class Failed:
         state.outbox.send(sender, answer, 0)
 
     def on_vote_request(self, sender: ReplicaId, request: VoteRequest) -> None:
-        """Refuse under the sender's term.
+        """Refuse, in an answer with the term of the request.
 
-        The term of a pre-vote is only proposed, and the answer does not enter it.
+        The term of a pre-vote is only proposed: neither this replica nor the sender enters it by this answer.
         """
         alive = self.state.leader_alive()
         refusal = VoteResponse(request.term, False, request.pre_vote, request.term, not alive, True)

@@ -162,7 +162,8 @@ class Handover:
         return "" if progress.has_data else "does not hold the rows yet"
 
     def _lag(self, target: ReplicaId) -> str:
-        """Why a sound target is too far behind: proposals would be held too long. "" if it is not."""
+        """Why the target is too far behind, in words; "" if it is not. Otherwise a transfer would hold up
+        proposals for too long. The target must be fit to lead in all other respects."""
         progress = self._peers.progress[target]
         if self._keeps_up(progress) and progress.inflight_bytes <= LAG_BYTES_MAX:
             return ""

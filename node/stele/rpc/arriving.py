@@ -181,7 +181,8 @@ class Arriving:
         return [(s, f) for s, f in self._frames.items() if s.reads and now_s - f.heard_s >= STILL_S]
 
     def _end_of_turn(self, now_s: float) -> list[tuple[Source, _UnderWay]]:
-        """End the turn of the first frame if it is over. Return the frames to close while others wait."""
+        """While others wait: end the first frame's turn if its time is over. Return the frames whose
+        connections must be closed, because they stand still or brought too little in their turn."""
         source, first = next(iter(self._frames.items()))
         if self._turn is None or self._turn.frame is not first:
             self._turn = _Turn(first, now_s)

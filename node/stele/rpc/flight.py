@@ -261,8 +261,8 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
 
 
 class _Batches(Iterator[Rows]):
-    """The batches of one stream. Gives its place back when they end, or when the client has left or takes
-    nothing. `came_s`: when its scan was asked for; None: it is not one, and is not timed."""
+    """The batches of one stream. The stream gives its place back when the batches end, or when the client has
+    left or takes nothing. `came_s`: when the client asked for its scan; None: it is no scan, and is not timed."""
 
     def __init__(
         self,

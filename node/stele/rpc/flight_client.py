@@ -84,7 +84,9 @@ class FlightConnections:
         try:
             socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
         except OSError as exc:
-            raise Retryable(f"{address}: {exc.strerror or exc}", code=Code.UNAVAILABLE) from exc
+            raise Retryable(
+                f"cannot connect to {address}: {exc.strerror or exc}", code=Code.UNAVAILABLE
+            ) from exc
         keep_grpc()
         client = fl.connect(f"grpc+tcp://{address}", generic_options=self._options)
         with self._lock:

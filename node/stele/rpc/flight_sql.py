@@ -61,7 +61,7 @@ class _Token(NamedTuple):
 
     @property
     def is_name(self) -> bool:
-        """Whether it can name a table or a column."""
+        """Whether the token can name a table or a column."""
         return self.kind in ("word", "quoted")
 
     def says(self, word: str) -> bool:

@@ -199,7 +199,9 @@ class PeerBook:
         return max(known + bounds.INCARNATION_JUMP_MAX, formatted_anew)
 
     def incarnation(self, node_id: str) -> int:
-        """The newest start of this node; calls of earlier ones are refused. 0 if none is known."""
+        """The incarnation that a node is known to have; 0 if none is known. Calls of lower ones are refused.
+
+        It is what the masters said last, or else the highest that was heard from the node."""
         return self._told.get(node_id, (0, ""))[0] or self._heard.get(node_id, (0, "", 0))[0]
 
     def address(self, node_id: str) -> str:

@@ -72,7 +72,7 @@ class Flow:
 
 
 class Looks:
-    """Decides when to look at the connections."""
+    """Decides when to look at the connections: after LOOK_S, or once the process has grown by GREW_BYTES."""
 
     def __init__(self, now_s: float, resident_bytes: int) -> None:
         self._looked_s = now_s

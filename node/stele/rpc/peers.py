@@ -318,4 +318,6 @@ class _Link:
 
 
 def _nothing_comes_back(frames: list[bytes]) -> None:
-    raise Rejected(f"{len(frames)} frames arrived on a stream that only this node may send on")
+    raise Rejected(
+        f"a peer sent {len(frames)} frames on a stream that only this node may send on; the stream is closed"
+    )

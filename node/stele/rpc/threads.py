@@ -61,11 +61,11 @@ async def in_thread(call: Callable[..., T], *args: Any) -> T:
 
 
 class ReaderThreads(Executor):
-    """A thread for each call. `stop` ends them all soon; it is called when the program ends, after its own
-    threads.
+    """Runs each call in a thread of its own. When the program ends, `stop` is called, after the program's own
+    threads have ended. It makes all these threads return soon.
 
-    A reader may wait for somebody to take what it read. If the program has ended, it would wait for ever: an
-    executor of the standard library is joined before it could be stopped.
+    A reader may wait for somebody to take what it read, which nobody does in a program that has ended. An
+    executor of the standard library joins such a thread before anything could stop it, and so hangs.
     """
 
     def __init__(self, name: str, stop: Callable[[], None]) -> None:

@@ -85,9 +85,11 @@ class Ticket:
             raise ValueError("tablet is not an identifier")
         prepared = whole_number(fields.get("prepared", 0), INDEX_MAX)
         if prepared and not fields["snapshot"]:
-            raise ValueError("it has a prepared index, but no snapshot")
+            raise ValueError("it has `prepared`, but no snapshot; give the snapshot that was prepared")
         if fields.get("resumable") and "changes" in fields["scan"]:
-            raise ValueError("it is resumable, but rows of changes come without resume keys")
+            raise ValueError(
+                "it is resumable, but a scan of changes gives no resume keys; leave out `resumable`"
+            )
         return Ticket(
             cluster_id=str(fields["cluster"]),
             tablet_id=str(fields["tablet"]),

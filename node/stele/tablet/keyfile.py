@@ -47,8 +47,8 @@ def parts(
     pairs: Mapping[bytes, Pair],
     leases: Mapping[int, int],
 ) -> Iterator[bytes]:
-    """The file's bytes. `once`: the result of `ExactlyOnce.frozen`. `leases`: the time of each in ms. `pairs` must not
-    change meanwhile."""
+    """The file's bytes, in pieces. `once`: the result of `ExactlyOnce.frozen`. `leases`: the time to live of each
+    lease in ms, by its id. `pairs` must not change until the last piece is taken."""
     head: dict[str, Any] = {
         "term": opid.term,
         "index": opid.index,

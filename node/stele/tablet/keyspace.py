@@ -293,7 +293,8 @@ class KeySpace:
         self._claims.reserve(token, self.check_operations(operations, header))
 
     def end_pending(self, token: int) -> None:
-        """Release the claim: the batch was applied, or will never be."""
+        """Free the keys and bytes that `begin_pending` and `reserve` set aside for a batch. Call it once the
+        batch was applied, or certainly never will be."""
         self._claims.end(token)
 
     def add_commit_listener(self, listener: CommitListener) -> None:

@@ -286,7 +286,8 @@ def _put(
     size_bytes: int,
     puts: list[Put | Patch],
 ) -> None:
-    """Put the final row of each key. Completed rows may exceed an Arrow array; then put them in halves."""
+    """Add the final row of each key to `puts`, with stored values for columns that the block leaves out. If
+    the completed rows exceed an Arrow array, add each half of them."""
     every = len(found.rows) == batch.num_rows
     whole = batch if every else batch.take(pa.array(found.rows))
     if len(found.stored):

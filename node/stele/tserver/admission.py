@@ -117,7 +117,7 @@ class Admission:
         return self._admitted
 
     def admit(self) -> None:
-        """Report this start as admitted from now on, until it is refused."""
+        """Let heartbeats report this start as admitted from now on, unless it was refused."""
         self._admitted = not self.refusal.done()
 
     # --- deciding

@@ -55,7 +55,7 @@ MakeExtension = Callable[[ExtensionPorts], Extension]
 
 
 class NoExtension:
-    """The extension of a plain node: it does nothing. `NoExtension` itself is its MakeExtension."""
+    """The extension of a plain node: it does nothing. The class itself serves as the `MakeExtension`."""
 
     def __init__(self, ports: ExtensionPorts) -> None:
         pass

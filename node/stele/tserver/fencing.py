@@ -22,7 +22,9 @@ log = structlog.get_logger("stele.tserver")
 
 
 class Fencing:
-    """The fencing of one node. `fenced`: the state on its volume. `remember(fenced)` writes it; it blocks."""
+    """The fencing of one node. `fenced`: whether its volume says that it is fenced. `remember(fenced)` writes
+    that to the volume, and blocks.
+    """
 
     def __init__(
         self, replicas: Replicas, *, fenced: bool, remember: Callable[[bool], None], in_thread: InThread

@@ -91,8 +91,8 @@ class Heartbeater:
             loop.changed(key)
 
     def load_changed(self, key: StreamKey) -> None:
-        """Send a replica's report with the next heartbeat, since nobody waits for a load. Repeat it as
-        `changed` does.
+        """Send a replica's report, whose load has changed, with the next heartbeat. A load is not urgent, so no
+        heartbeat is sent earlier for it. The report is repeated until a leader has it, as by `changed`.
         """
         for loop in self._loops.values():
             loop.changed(key, soon=False)

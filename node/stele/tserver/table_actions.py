@@ -92,9 +92,11 @@ class TableActions:
         except Rejected as exc:
             if exc.code is not Code.NOT_FOUND:
                 raise
-            raise Rejected(f"no table {table}", code=Code.NOT_FOUND) from exc
+            raise Rejected(
+                f"no table {table}; the action `list-tables` shows the existing ones", code=Code.NOT_FOUND
+            ) from exc
         if answer.table.kind == "keyspace":
-            raise Rejected(f"{table} is a key space, not a table")
+            raise Rejected(f"{table} is a key space, not a table; Flight serves tables only")
         return answer
 
     async def _list(self, body: Any) -> Answer:

@@ -457,5 +457,7 @@ def operations_of(request: pb.KvRequest) -> list[KeyOperation]:
 
 def _client_id(raw: bytes) -> bytes:
     if len(raw) not in (0, 16):
-        raise Rejected(f"client id of {len(raw)} bytes; expected 16, or none for no exactly-once bookkeeping")
+        raise Rejected(
+            f"client id of {len(raw)} bytes; expected 16, or none for a write that may be applied twice"
+        )
     return raw or writeop.NO_CLIENT

@@ -213,7 +213,10 @@ def open_volume(
             "the masters had refused this volume; an administrator took it back", when=record.taken_back[-1]
         )
     if record.rewritten:
-        log.warning("an administrator made a replica here its only voter", when=record.rewritten[-1])
+        log.warning(
+            "an administrator made a replica on this volume the only voter of its tablet",
+            when=record.rewritten[-1],
+        )
     volume = Volume(directory, record, lock_fd, adopted=record.adopted)
     if not _same_masters(record, masters):
         log.warning(

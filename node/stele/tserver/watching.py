@@ -400,7 +400,9 @@ class Watches:
                 feed.remove((sink, request.number))
             return pb.KvWatchResponse(number=request.number)
         if len(request.key) > KEY_BYTES_MAX:
-            raise Rejected(f"watch of a key of {len(request.key)} bytes; at most {KEY_BYTES_MAX} are allowed")
+            raise Rejected(
+                f"watch of a key of {len(request.key)} bytes; keys have at most {KEY_BYTES_MAX}, so no key can match"
+            )
         self._check_room()
         replica = self._replicas.of_request(request.tablet_id)
         check_tablet(replica, "keyspace", request.tablet_incarnation)

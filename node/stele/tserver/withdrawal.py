@@ -92,5 +92,7 @@ class Withdrawal:
                 )
                 return
             self._kept = wanted
-            log.info("wrote which dropped tables serve no clients", tables=len(wanted.tables))
+            log.info(
+                "recorded the dropped tables; their replicas here serve no clients", tables=len(wanted.tables)
+            )
         then()

@@ -75,8 +75,8 @@ class _Event(ctypes.Structure):
 
 
 class _Ring(ctypes.Structure):
-    """`struct aio_ring`, at the address that names the context. The kernel moves `tail`; the reader moves
-    `head`."""
+    """The kernel's `struct aio_ring`, which lies at the address that io_setup(2) returns as the context. The
+    kernel moves `tail`; the reader moves `head`."""
 
     _fields_ = (
         ("id", ctypes.c_uint32),

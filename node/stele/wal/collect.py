@@ -205,7 +205,7 @@ def _drop_anchors(log: SharedLog) -> list[tuple[StreamKey, str, int]]:
                 del state.anchors[name]
                 dropped.append((state.key, name, anchor.index))
                 _log.warning(
-                    "anchor dropped: it held too much of the log; whoever needs it will be copied",
+                    "anchor dropped, because it held too much of the log; a replica that needs that part is copied anew",
                     stream=str(state.key),
                     anchor=name,
                     index=anchor.index,

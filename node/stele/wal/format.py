@@ -98,7 +98,7 @@ class GroupHeader:
 
     @property
     def end(self) -> int:
-        """Where the next group begins."""
+        """The byte offset at which the next group begins."""
         return aligned(self.offset + GROUP_HEADER_BYTES + self.stored_bytes)
 
 

@@ -75,7 +75,7 @@ class StreamLog:
 
     @property
     def last_opid(self) -> OpId:
-        """The last entry, or `start`."""
+        """The OpId of the last entry; `start` if there is none."""
         return self._state.last
 
     @property

@@ -197,7 +197,7 @@ def restore_job(
 
 
 def owner_of(kind: str, name: str, uid: str) -> Json:
-    """The owner reference with which Kubernetes deletes what was made for a resource, after it."""
+    """The owner reference for objects that are made for a resource. Kubernetes deletes them once it is gone."""
     return {
         "apiVersion": API_VERSION, "kind": kind, "name": name, "uid": uid, "controller": True,
         "blockOwnerDeletion": False,

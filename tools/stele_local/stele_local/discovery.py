@@ -79,7 +79,7 @@ def openapi_index(kinds: list[Kind]) -> Json:
 
 
 def openapi(group: str, version: str, kinds: list[Kind]) -> Json:
-    """The least OpenAPI that shows kubectl that this server validates fields itself (`fieldValidation`)."""
+    """An OpenAPI document with only what kubectl looks for: that this server offers `fieldValidation`."""
     paths: Json = {}
     check = [{"name": "fieldValidation", "in": "query", "schema": {"type": "string", "uniqueItems": True}}]
     for kind in (k for k in kinds if (k.group, k.version) == (group, version)):
