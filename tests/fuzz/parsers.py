@@ -23,7 +23,7 @@ from stele.cli.schema_file import table_from_file
 from stele.consensus.files import frame_record, parse_record
 from stele.consensus.superblock import DataState, Superblock, decode_superblock, encode_superblock
 from stele.consensus.timestamps import decode_ceiling
-from stele.master import records
+from stele.master import records, row_encoding
 from stele.model import kvop, writeop
 from stele.model.block import RowOp, decode_block, encode_block
 from stele.model.config import Configuration, MemberType, Peer, decode_configuration, encode_configuration
@@ -169,7 +169,7 @@ def _record_rows() -> list[tuple[type[Any], bytes]]:
         records.IntentRecord(TabletId(ID), ReplicaId(4), NodeId(ID), "replace", 3, config.opid_index, 99),
         records.ClaimRecord("me", 3, 9),
     ]
-    return [(type(row), records.encode(row)) for row in rows]
+    return [(type(row), row_encoding.encode(row)) for row in rows]
 
 
 def _feed(data: bytes) -> object:
@@ -324,7 +324,7 @@ def table() -> list[Parser]:
         Parser("block", [_block()], lambda d: decode_block(d, SCHEMA)),
         Parser("key", [key], lambda d: decode_key(d, KEY_TYPES)),
         *(
-            Parser(f"catalog row {kind.__name__}", [data], partial(records.decode, kind), json_from=1)
+            Parser(f"catalog row {kind.__name__}", [data], partial(row_encoding.decode, kind), json_from=1)
             for kind, data in _record_rows()
         ),
         Parser(

@@ -12,7 +12,8 @@ from stele.master.altering import leader_to_alter
 from stele.master.background import Background
 from stele.master.orders import Orders
 from stele.master.port import put
-from stele.master.records import TableRecord, decode, encode
+from stele.master.records import TableRecord
+from stele.master.row_encoding import decode, encode
 from stele.model.errors import Code
 from stele.model.ids import new_id
 from stele.model.schema import Schema

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from stele.master.port import CatalogLog, drop, insert, put, swap, unchanged
-from stele.master.records import ClaimRecord, NodeRecord, decode, encode, key_of
+from stele.master.records import ClaimRecord, NodeRecord, key_of
 from stele.master.replica_log import ReplicaCatalogLog
+from stele.master.row_encoding import decode, encode
 from stele.model.errors import Code, NotLeader, SteleError
 from stele.model.ids import CATALOG_TABLET_ID, ClusterId, NodeId, OpId
 from stele.model.kvop import KeyOp, KeyOperation

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from stele.driver.wire import copy_record_from_pb
-from stele.master.records import TabletRecord, decode, encode
+from stele.master.records import TabletRecord
+from stele.master.row_encoding import decode, encode
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.copies import CopyRecord, of_members, with_made, with_record
 from stele.model.errors import Code

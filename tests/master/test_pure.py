@@ -18,9 +18,8 @@ from stele.master.records import (
     NodeRecord,
     TableRecord,
     TabletRecord,
-    decode,
-    encode,
 )
+from stele.master.row_encoding import decode, encode
 from stele.master.tables import parse
 from stele.model import bounds
 from stele.model.config import Configuration, MemberType, Peer

@@ -9,7 +9,8 @@ from typing import Any
 
 from stele.master.liveness import Report, is_given_up
 from stele.master.orders import Order, Orders, fate_of
-from stele.master.records import RecoveryRecord, TabletRecord, decode, encode
+from stele.master.records import RecoveryRecord, TabletRecord
+from stele.master.row_encoding import decode, encode
 from stele.model.config import Configuration
 from stele.model.errors import Code
 from stele.model.ids import CATALOG_TABLET_ID, OpId, new_id

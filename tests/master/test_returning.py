@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from stele.master.port import swap
-from stele.master.records import VERSION, NodeRecord, decode
+from stele.master.records import NodeRecord
+from stele.master.row_encoding import VERSION, decode
 from stele.model.errors import Code
 from stele.model.ids import NodeId
 from stele.rpc.convert import id_to_pb

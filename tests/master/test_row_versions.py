@@ -20,16 +20,15 @@ from stele.master.records import (
     NODE_PREFIX,
     TABLE_PREFIX,
     TABLET_PREFIX,
-    VERSION,
     ClaimRecord,
     ClusterRecord,
     IntentRecord,
     NodeRecord,
     TableRecord,
     TabletRecord,
-    encode,
     key_of,
 )
+from stele.master.row_encoding import VERSION, encode
 from stele.master.server import start_master
 from stele.model.by_hand import NOT_BY_HAND
 from stele.model.config import Configuration

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from stele.master.port import swap
-from stele.master.records import ClusterRecord, decode, encode
+from stele.master.records import ClusterRecord
+from stele.master.row_encoding import decode, encode
 from stele.model.cluster_version import CLUSTER_VERSION
 from stele.model.errors import Code, Corrupt, Rejected, Retryable
 from stele.model.ids import CATALOG_TABLET_ID

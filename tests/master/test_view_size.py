@@ -14,7 +14,8 @@ from stele.master.cluster_view import Scene, cluster_view, written_left
 from stele.master.leadership import MasterOptions
 from stele.master.liveness import Liveness
 from stele.master.port import put
-from stele.master.records import IntentRecord, NodeRecord, TableRecord, TabletRecord, encode, key_of
+from stele.master.records import IntentRecord, NodeRecord, TableRecord, TabletRecord, key_of
+from stele.master.row_encoding import encode
 from stele.master.view_size import (
     ONE_MESSAGE_BYTES_MAX,
     VIEW_BYTES_MAX,

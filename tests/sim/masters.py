@@ -20,8 +20,9 @@ from stele.master import background, dropping, following, tables
 from stele.master.catalog import GONE_TABLES, Catalog
 from stele.master.leadership import MasterOptions
 from stele.master.master import Master
-from stele.master.records import CLAIM_KEY, INTENT_PREFIX, ClaimRecord, IntentRecord, decode
+from stele.master.records import CLAIM_KEY, INTENT_PREFIX, ClaimRecord, IntentRecord
 from stele.master.replica_log import ReplicaCatalogLog
+from stele.master.row_encoding import decode
 from stele.master.service import MasterService
 from stele.model.errors import Code, Rejected, Retryable, SteleError, ensure
 from stele.model.ids import OpId

@@ -31,8 +31,8 @@ from stele.master.records import (
     RecoveryRecord,
     TableRecord,
     TabletRecord,
-    decode,
 )
+from stele.master.row_encoding import decode
 from stele.model.cluster_version import FIRST_CLUSTER_VERSION
 from stele.model.errors import Code, Rejected
 from stele.model.ids import CATALOG_TABLET_ID, OPID_NONE, OpId, TabletId

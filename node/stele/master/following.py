@@ -37,7 +37,7 @@ class Following:
         again.
 
         Raises:
-            As `records.decode`.
+            As `row_encoding.decode`.
         """
         while not self.complete:
             rows = self.key_space.list(after=self._read_to, limit=ROWS_AT_ONCE)

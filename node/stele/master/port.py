@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from stele.master.records import Row, encode, key_of, stored
+from stele.master.records import Row, key_of
+from stele.master.row_encoding import encode, stored
 from stele.model.config import Configuration
 from stele.model.kvop import KeyOp, KeyOperation
 from stele.tablet.keyspace import KeySpace
