@@ -24,6 +24,7 @@ from stele.tablet.colfile import ColumnFile
 from stele.tablet.hash_index import HashIndex
 from stele.tablet.locate import StoreRows
 from stele.tablet.memtable import MemTable
+from stele.tablet.patches import Patches
 from stele.tablet.store import TabletStore
 from tests.consensus.cluster import WAIT_S
 from tests.tablet.twin import FOREVER, flush, new_store, write_entry
@@ -96,12 +97,12 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
     counted(MemTable, "newest", KEYS, lambda _, keys, hashes: len(keys))
     counted(HashIndex, "add", INDEXED, lambda _, hashes: len(hashes))
     counted(StoreRows, "fetch", VALUES, lambda rows, found: len(found.place) * len(rows.schema.columns))
-    counted(MemTable, "_patched", JOINED, lambda _, patches, start: sum(len(p.keys) for p in patches))
+    counted(Patches, "_patched", JOINED, lambda _, patches, start, chunks: sum(len(p.keys) for p in patches))
     counted(
-        MemTable,
+        Patches,
         "_patched",
         CHANGED,
-        lambda _, patches, start: sum(p.batch.num_rows * len(p.columns) for p in patches),
+        lambda _, patches, start, chunks: sum(p.batch.num_rows * len(p.columns) for p in patches),
     )
     counted(writing, "complete", PLANNED, lambda block, schema: block.rows)
     counted(ColumnFile, "_compare", READ, lambda file, part, sum_of: file._parts[part][1])

@@ -20,7 +20,7 @@ from stele.model.predicate import Changes, ScanSpec
 from stele.model.rows import batch_from_rows
 from stele.model.schema import Schema
 from stele.tablet.machine import Lookup, Outcome
-from stele.tablet.memtable import Patch
+from stele.tablet.patches import Patch
 from stele.tablet.store import StoreOptions, TabletStore
 from tests.model.drawn import VALUES, row, schemas
 from tests.tablet.test_memory import put
@@ -33,7 +33,7 @@ TEXTS = Schema.make([("k", "int64"), ("v", "string", True), ("n", "int64", True)
 
 def patches(store: TabletStore) -> int:
     """How many rows wait as patches."""
-    return sum(len(patch.keys) for patch, _ in store._contents.state.active._patches)
+    return sum(len(patch.keys) for patch, _ in store._contents.state.active.patches.waiting)
 
 
 def changes(store: TabletStore, after: int) -> list[dict[str, Any]]:
@@ -253,7 +253,7 @@ def test_a_frozen_row_is_not_kept_by_a_patch(tmp_path: Path) -> None:
     put(store, block_of([{"k": 1, "n": 2}], RowOp.UPDATE, TEXTS))
     assert patches(store) == 0
     put(store, block_of([{"k": 1, "v": "new"}], RowOp.UPDATE, TEXTS))
-    [(patch, _)] = store._contents.state.active._patches
+    [(patch, _)] = store._contents.state.active.patches.waiting
     assert isinstance(patch, Patch) and patch.table == store._contents.state.active.serial
     with store.view() as view:
         assert [(r["n"], r["v"]) for r in rows_of(view.scan(ScanSpec(ordered=True)))] == [

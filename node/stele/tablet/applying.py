@@ -26,7 +26,8 @@ from stele.tablet.holding import Holding
 from stele.tablet.jobs import IDLE_US, Jobs
 from stele.tablet.locate import StoreRows
 from stele.tablet.machine import Found, Lookup, Outcome, WouldBlock
-from stele.tablet.memtable import SMALL_ROWS, Patch
+from stele.tablet.memtable import SMALL_ROWS
+from stele.tablet.patches import Patch
 from stele.tablet.progress import Progress
 from stele.tablet.writing import Plan, plan_block
 
@@ -198,7 +199,7 @@ class Applying:
         if block.schema_version < self._schema.version and (why := grown_too_large(block, self._schema)):
             return Plan(refused=why)  # its leader checked it with an older schema
         state = self._contents.state
-        if state.active.patches_due(block.rows, len(block.column_ids)):
+        if state.active.patches.due(block.rows, len(block.column_ids)):
             if brief:
                 raise WouldBlock
             state.active.settle()

@@ -1,9 +1,13 @@
-"""Rows of a memtable as they were applied. Made by the memtable; read by whoever sorts them.
+"""Rows of a memtable as they were applied, and where a row is in a list of chunks. Made by the memtable; read by whoever sorts
+them.
 
-Invariant: the rows of a chunk never change.
+Invariant: the rows of a chunk never change. In a list each chunk begins where the one before ends.
 """
 
 from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +15,7 @@ import pyarrow as pa
 
 from stele.model import keys as key_bytes
 from stele.model.schema import Schema
-from stele.tablet.sorted_runs import Mask, Run, has_long
+from stele.tablet.sorted_runs import Mask, Positions, Run, concat_batches, has_long
 
 U64 = npt.NDArray[np.uint64]
 
@@ -82,3 +86,41 @@ class Chunk:
     def run(self) -> Run:
         """The rows as a run, in the order they were applied."""
         return Run(self.batch, self.keys, self.time_array(), self.deleted)
+
+
+def chunk_at(chunks: Sequence[Chunk], ordinal: int) -> tuple[Chunk, int]:
+    """The chunk that has a row, and the row's place in it."""
+    chunk = chunks[bisect.bisect_right(chunks, ordinal, key=lambda c: c.start) - 1]
+    return chunk, ordinal - chunk.start
+
+
+def by_chunk(chunks: Sequence[Chunk], ordinals: Positions) -> list[tuple[Chunk, Positions, Positions]]:
+    """The chunks that have these rows; for each the places of its rows among `ordinals`, and in the chunk."""
+    starts = np.fromiter((c.start for c in chunks), np.int64, len(chunks))
+    owner = np.searchsorted(starts, ordinals, side="right") - 1
+    found = []
+    for index in np.unique(owner).tolist():
+        members = np.flatnonzero(owner == index)
+        found.append((chunks[index], members, ordinals[members] - chunks[index].start))
+    return found
+
+
+def gathered(chunks: Sequence[Chunk], ordinals: Positions) -> pa.RecordBatch:
+    """A copy of these rows, in this order."""
+    parts, places = [], []
+    for chunk, members, rows in by_chunk(chunks, ordinals):
+        parts.append(chunk.batch.take(pa.array(rows)))
+        places.append(members)
+    if len(parts) == 1:
+        return parts[0]
+    back = np.argsort(np.concatenate(places))
+    return concat_batches(parts).take(pa.array(back))
+
+
+def joined(chunks: Sequence[Chunk], schema: Schema) -> Chunk:
+    """One chunk with the rows of all."""
+    deleted = None
+    if any(c.deleted is not None for c in chunks):
+        deleted = np.concatenate([np.zeros(c.rows, bool) if c.deleted is None else c.deleted for c in chunks])
+    times = np.concatenate([c.time_array() for c in chunks])
+    return Chunk(chunks[0].start, concat_batches([c.batch for c in chunks]), times, deleted, schema)

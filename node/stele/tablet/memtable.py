@@ -2,9 +2,8 @@
 
 Rows are numbered in the order they were applied (their ordinal). They are in chunks, at first one per block.
 Small chunks are joined, so that a million single puts do not make a million Arrow batches. Small plain blocks
-wait undecoded until there are some hundreds, or until somebody reads: decoded together they cost a fraction.
-Likewise small updates of some columns wait as patches: what they change, and which older rows of this table they
-change. Made whole together they read and write each column once for all rows.
+wait undecoded until there are some hundreds, or until somebody reads (waiting_blocks.py). Likewise small updates of
+some columns wait as patches (patches.py).
 
 There are two indexes. A dict holds the keys of small blocks, with a chain to the older versions of each. A
 hash index over ordinals is built only when keys of big blocks are looked up; a load of upserts never does
@@ -28,17 +27,17 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from stele.model.block import checked_rows, plain_rows
-from stele.model.errors import Code, Corrupt, Rejected
+from stele.model.block import plain_rows
 from stele.model.hashing import hash_binary, hash_bytes
 from stele.model.layout import layout_of
 from stele.model.schema import Schema
-from stele.tablet.block_checks import with_columns
-from stele.tablet.chunk import U64, Chunk, row_bits
+from stele.tablet.chunk import U64, Chunk, by_chunk, chunk_at, gathered, joined, row_bits
 from stele.tablet.hash_index import HashIndex
 from stele.tablet.machine import WouldBlock
 from stele.tablet.order import SharedOrder, SortedRows
-from stele.tablet.sorted_runs import Mask, Positions, Run, concat_batches, has_long
+from stele.tablet.patches import VALUES_MAX, Patch, Patches
+from stele.tablet.sorted_runs import Mask, Positions, Run, has_long
+from stele.tablet.waiting_blocks import Waiting, chunks_one_by_one, chunks_together, decoded
 
 SMALL_ROWS = 32
 """Blocks of up to this many rows use the dict."""
@@ -51,12 +50,6 @@ _WAITING_BYTES_MAX = 1 << 20
 long."""
 _WAITING_APART_BYTES_MAX = 1 << 18
 """The same bound if the last blocks had to be decoded one by one, which takes several times as long."""
-_JOINED_MIN = 32
-"""From this many blocks on, decoding them together is cheaper than one by one."""
-_PATCHED_ROWS_MAX = 64
-"""The most patched rows that wait. They are made whole in some milliseconds for 300 columns."""
-_PATCHED_VALUES_MAX = 1_024
-"""The most values that patches which wait give. To make rows whole takes one or two microseconds for each."""
 _COALESCED_ROWS_MAX = 8_192
 _COALESCED_BYTES_MAX = 16 << 20
 """The most bytes of a joined chunk. Larger chunks gain nothing, and an Arrow array holds at most 2 GiB."""
@@ -67,25 +60,6 @@ _CHUNK_OVERHEAD_BYTES = 2_048
 _DICT_ENTRY_BYTES = 240
 
 _SERIALS = itertools.count(1)
-
-_Waiting = tuple[memoryview, int, int]
-"""A block, its number of rows, its hybrid time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Patch:
-    """Rows of one entry that differ from older rows of a memtable in some columns.
-
-    `table`: the memtable's serial number. The memtable itself would be in a cycle of references, and stay in memory after
-    its store is closed. `base`: for each row the ordinal of the older row, which is no delete. `columns`: the positions of the columns of
-    `batch` among those of the table. `size_bytes`: their size as they came. `keys`: the rows' encoded keys."""
-
-    table: int
-    base: Sequence[int]
-    columns: Sequence[int]
-    batch: pa.RecordBatch
-    size_bytes: int
-    keys: Sequence[bytes]
 
 
 class MemTable:
@@ -103,15 +77,14 @@ class MemTable:
         self._small: dict[bytes, int] = {}
         self._older: dict[int, int] = {}
         self._small_tail = 0
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[Waiting] = []
         self._waiting_bytes = 0  # part of `bytes`
         wide = len(schema.columns) >= _WIDE_COLUMNS
         self._coalesce_at = _COALESCE_WIDE if wide else _COALESCE
         self._waiting_joined_max = _WAITING_BYTES_MAX // 4 if wide else _WAITING_BYTES_MAX
         self._waiting_max = _WAITING_APART_BYTES_MAX if self.layout is None else self._waiting_joined_max
-        self._patches: list[tuple[Patch, int]] = []  # with their hybrid times
-        self._patch_sizes: list[int] = []  # about how many bytes each patched row takes; part of `bytes`
-        self._patched_values = 0  # how many values they give
+        self.patches = Patches(schema, self._waiting_joined_max)
+        """Updates of some columns that wait; what they take is part of `bytes`."""
         self._waiting_lock = threading.Lock()
         self._big_end = 0
         self._index = HashIndex()
@@ -159,7 +132,7 @@ class MemTable:
         """
         rows = plain_rows(block)
         if rows > SMALL_ROWS:
-            self.append(self._decoded(block), time, None, size_bytes, None)
+            self.append(decoded(block, self.schema), time, None, size_bytes, None)
             return
         with self._waiting_lock:
             self._make_whole()
@@ -174,15 +147,15 @@ class MemTable:
     def may_wait(self, base: Sequence[int], batch: pa.RecordBatch, size_bytes: int) -> bool:
         """Whether rows that give these other values may wait as a patch. Not if they are many, or may be long: all that
         wait are copied in one step."""
-        if len(base) * batch.num_columns > _PATCHED_VALUES_MAX:
+        if len(base) * batch.num_columns > VALUES_MAX:
             return False
         if row_bits(self.schema) is not None:
             return True
         if any(map(has_long, batch.columns)):
             return False
         with self._waiting_lock:
-            whole = self.rows - len(self._patch_sizes)
-            if any(self._at(self.chunks, at)[0].has_long for at in set(base) if at < whole):
+            whole = self.rows - len(self.patches.sizes)
+            if any(chunk_at(self.chunks, at)[0].has_long for at in set(base) if at < whole):
                 return False
             return sum(map(self._size_of, base)) + size_bytes <= self._waiting_joined_max
 
@@ -194,96 +167,31 @@ class MemTable:
             own = patch.size_bytes // rows
             sizes = [self._size_of(at) + own for at in patch.base]
             self._index_small(self.rows, patch.keys, None)
-            self._patches.append((patch, time))
-            self._patch_sizes += sizes
-            self._patched_values += rows * patch.batch.num_columns
+            self.patches.add(patch, time, sizes)
             self.rows += rows
             self.bytes += sum(sizes) + _CHUNK_OVERHEAD_BYTES + _DICT_ENTRY_BYTES * rows
 
-    def patches_due(self, rows: int, columns: int) -> bool:
-        """Whether so many patched rows wait that they must be made whole before a block of this size is looked up."""
-        sizes = self._patch_sizes
-        return bool(sizes) and (
-            len(sizes) + rows > _PATCHED_ROWS_MAX
-            or self._patched_values + rows * columns > _PATCHED_VALUES_MAX
-            or sum(sizes) >= self._waiting_joined_max
-        )
-
     def _size_of(self, ordinal: int) -> int:
         """About how many bytes this row takes."""
-        patched = ordinal - (self.rows - len(self._patch_sizes))
+        sizes = self.patches.sizes
+        patched = ordinal - (self.rows - len(sizes))
         if patched >= 0:
-            return self._patch_sizes[patched]
-        chunk, _ = self._at(self.chunks, ordinal)
+            return sizes[patched]
+        chunk, _ = chunk_at(self.chunks, ordinal)
         return chunk.nbytes // chunk.rows
 
     def _make_whole(self) -> None:
         """Make one chunk of the patched rows. `_waiting_lock` is held."""
-        patches = self._patches
-        if not patches:
+        patches = self.patches
+        if not patches.sizes:
             return
-        start = self.rows - len(self._patch_sizes)
-        times = np.repeat(
-            np.fromiter((time for _, time in patches), np.uint64, len(patches)),
-            [len(patch.keys) for patch, _ in patches],
-        )
-        chunk = Chunk(start, self._patched([patch for patch, _ in patches], start), times, None, self.schema)
-        chunk.set_keys(pa.array([key for patch, _ in patches for key in patch.keys], pa.binary()))
+        chunk = patches.whole(self.rows - len(patches.sizes), self.chunks)
         # If memory runs out up to here, all patches still wait.
-        self.bytes += chunk.nbytes - sum(self._patch_sizes) - (len(patches) - 1) * _CHUNK_OVERHEAD_BYTES
+        self.bytes += chunk.nbytes - sum(patches.sizes) - (len(patches.waiting) - 1) * _CHUNK_OVERHEAD_BYTES
         self.chunks += [chunk]
-        self._patches, self._patch_sizes, self._patched_values = [], [], 0
+        patches.clear()
         self._small_tail = 0
         self._coalesce(1)
-
-    def _patched(self, patches: Sequence[Patch], start: int) -> pa.RecordBatch:
-        """The whole rows of these patches. `start`: the ordinal of the first one."""
-        roots: list[int] = []  # for each row the row below all patches
-        changes: list[dict[int, int]] = []  # and for each column that they change, which of its values below
-        values: dict[int, list[pa.Array]] = {}
-        counts: dict[int, int] = {}
-        for patch in patches:
-            firsts = [(column, counts.get(column, 0)) for column in patch.columns]
-            for row, at in enumerate(patch.base):
-                below = at - start
-                changed = dict(changes[below]) if below >= 0 else {}
-                changed.update((column, first + row) for column, first in firsts)
-                roots.append(roots[below] if below >= 0 else at)
-                changes.append(changed)
-            for place, (column, first) in enumerate(firsts):
-                values.setdefault(column, []).append(patch.batch.column(place))
-                counts[column] = first + len(patch.keys)
-        old = self._gathered(np.array(roots))
-        taken: dict[int, list[tuple[int, int]]] = {column: [] for column in values}
-        for row, changed in enumerate(changes):
-            for column, value in changed.items():
-                taken[column].append((row, value))
-        made = {}
-        for column, pairs in taken.items():
-            rows, places = np.array(pairs).T
-            index = np.arange(len(roots))
-            index[rows] = len(roots) + places
-            made[column] = pa.concat_arrays([old.column(column), *values[column]]).take(pa.array(index))
-        return with_columns(old, made)
-
-    def _gathered(self, ordinals: Positions) -> pa.RecordBatch:
-        """A copy of the rows of chunks, in this order."""
-        parts, places = [], []
-        for chunk, members, rows in self._by_chunk(ordinals):
-            parts.append(chunk.batch.take(pa.array(rows)))
-            places.append(members)
-        if len(parts) == 1:
-            return parts[0]
-        back = np.argsort(np.concatenate(places))
-        return concat_batches(parts).take(pa.array(back))
-
-    def _decoded(self, block: memoryview) -> pa.RecordBatch:
-        try:
-            return checked_rows(block, self.schema)
-        except Rejected as exc:
-            raise Corrupt(
-                f"a write that was already checked cannot be decoded: {exc}", code=Code.CORRUPT
-            ) from exc
 
     def _decode_waiting(self) -> None:
         """Make one chunk of the waiting blocks. `_waiting_lock` is held."""
@@ -291,10 +199,10 @@ class MemTable:
         if not waiting:
             return
         start = self.rows - sum(rows for _, rows, _ in waiting)
-        chunks = self._joined_chunk(waiting, start)
+        chunks = chunks_together(waiting, start, self.schema)
         self._waiting_max = self._waiting_joined_max if chunks else _WAITING_APART_BYTES_MAX
         if not chunks:
-            chunks = self._read_chunks(waiting, start)
+            chunks = chunks_one_by_one(waiting, start, self.schema)
         # If memory runs out up to here, all blocks still wait.
         keys = [chunk.keys.to_pylist() for chunk in chunks]
         for chunk, listed in zip(chunks, keys):
@@ -305,25 +213,6 @@ class MemTable:
         self._waiting, self._waiting_bytes = [], 0
         self._small_tail = 0
         self._coalesce(1)
-
-    def _joined_chunk(self, waiting: Sequence[_Waiting], start: int) -> list[Chunk]:
-        """One chunk of many blocks with the same layout; none if they are few or differ."""
-        if self.layout is None or len(waiting) < _JOINED_MIN:
-            return []
-        batch = self.layout.rows_of([block for block, _, _ in waiting])
-        return [] if batch is None else [Chunk(start, batch, _times(waiting), None, self.schema)]
-
-    def _read_chunks(self, waiting: Sequence[_Waiting], start: int) -> list[Chunk]:
-        """Chunks of any blocks, decoded one by one."""
-        batches = [self._decoded(block) for block, _, _ in waiting]
-        try:
-            return [Chunk(start, concat_batches(batches), _times(waiting), None, self.schema)]
-        except pa.ArrowInvalid:  # more than an array holds, possible with compressed blocks in an old log
-            starts = itertools.accumulate((rows for _, rows, _ in waiting), initial=start)
-            return [
-                Chunk(first, batch, time, None, self.schema)
-                for first, batch, (_, _, time) in zip(starts, batches, waiting)
-            ]
 
     def _index_small(self, first: int, keys: Sequence[bytes], deleted: Mask | None) -> None:
         """Index rows from the ordinal `first` on."""
@@ -352,7 +241,7 @@ class MemTable:
 
     def settle(self) -> None:
         """Decode all blocks and make all rows whole that wait. Any thread."""
-        if self._waiting or self._patches:
+        if self._waiting or self.patches.sizes:
             with self._waiting_lock:
                 self._settle()
 
@@ -378,9 +267,9 @@ class MemTable:
             rows += chunks[at].rows
         if at == len(chunks) - 1:
             return
-        joined, kept = _join(chunks[at:], self.schema), chunks[:at]
+        whole, kept = joined(chunks[at:], self.schema), chunks[:at]
         self.bytes -= (len(chunks) - len(kept) - 1) * _CHUNK_OVERHEAD_BYTES
-        self.chunks = [*kept, joined]  # a new list, because views keep the old one
+        self.chunks = [*kept, whole]  # a new list, because views keep the old one
 
     # --- finding
 
@@ -402,7 +291,7 @@ class MemTable:
             for ordinal in candidates:
                 if best is not None and ordinal <= best[0]:
                     break
-                chunk, row = self._at(self.chunks, ordinal)
+                chunk, row = chunk_at(self.chunks, ordinal)
                 if chunk.keys[row].as_py() == key:
                     return ordinal, chunk.deleted is not None and bool(chunk.deleted[row])
         return best
@@ -417,7 +306,7 @@ class MemTable:
     def deleted_at(self, ordinals: Positions) -> Mask:
         """Return which of the rows with these ordinals are deletes."""
         found = np.zeros(len(ordinals), bool)
-        for chunk, members, rows in self._by_chunk(ordinals):
+        for chunk, members, rows in by_chunk(self.chunks, ordinals):
             if chunk.deleted is not None:
                 found[members] = chunk.deleted[rows]
         return found
@@ -425,20 +314,20 @@ class MemTable:
     def times_at(self, ordinals: Positions) -> U64:
         """Return the hybrid times of the rows with these ordinals."""
         found = np.zeros(len(ordinals), np.uint64)
-        for chunk, members, rows in self._by_chunk(ordinals):
+        for chunk, members, rows in by_chunk(self.chunks, ordinals):
             found[members] = chunk.times if isinstance(chunk.times, int) else chunk.times[rows]
         return found
 
     def key_at(self, ordinal: int) -> bytes:
         """The key of one row."""
-        chunk, row = self._at(self.chunks, ordinal)
+        chunk, row = chunk_at(self.chunks, ordinal)
         key: bytes = chunk.keys[row].as_py()
         return key
 
     def keys_at(self, ordinals: Positions) -> pa.BinaryArray:
         """The keys of these rows."""
         parts, places = [], []
-        for chunk, members, rows in self._by_chunk(ordinals):
+        for chunk, members, rows in by_chunk(self.chunks, ordinals):
             parts.append(chunk.keys.take(pa.array(rows)))
             places.append(members)
         if not parts:
@@ -450,24 +339,9 @@ class MemTable:
         """Return the rows with these ordinals, in this order; at least one. A single row is not copied."""
         self.settle()
         if len(ordinals) == 1:
-            chunk, row = self._at(self.chunks, int(ordinals[0]))
+            chunk, row = chunk_at(self.chunks, int(ordinals[0]))
             return chunk.batch.slice(row, 1)
-        return self._gathered(ordinals)
-
-    def _by_chunk(self, ordinals: Positions) -> list[tuple[Chunk, Positions, Positions]]:
-        chunks = self.chunks
-        starts = np.fromiter((c.start for c in chunks), np.int64, len(chunks))
-        owner = np.searchsorted(starts, ordinals, side="right") - 1
-        found = []
-        for index in np.unique(owner).tolist():
-            members = np.flatnonzero(owner == index)
-            found.append((chunks[index], members, ordinals[members] - chunks[index].start))
-        return found
-
-    @staticmethod
-    def _at(chunks: Sequence[Chunk], ordinal: int) -> tuple[Chunk, int]:
-        chunk = chunks[bisect.bisect_right(chunks, ordinal, key=lambda c: c.start) - 1]
-        return chunk, ordinal - chunk.start
+        return gathered(self.chunks, ordinals)
 
     def _ensure_index(self, end: int) -> None:
         """Index all rows below `end`, in pieces: other threads wait while one handles many rows. The lock is
@@ -511,7 +385,7 @@ class MemTable:
         for ordinal in ordinals:
             if ordinal < last:
                 last = ordinal
-                chunk, row = self._at(self.chunks, ordinal)
+                chunk, row = chunk_at(self.chunks, ordinal)
                 yield ordinal, chunk.time_of(row), chunk.deleted is not None and bool(chunk.deleted[row])
 
     def _chained(self, key: bytes) -> Iterator[int]:
@@ -600,18 +474,3 @@ class MemView:
                     raise WouldBlock
                 return True, chunk.batch.slice(ordinal - chunk.start, 1)
         return None
-
-
-def _times(waiting: Sequence[_Waiting]) -> int | U64:
-    if len(waiting) == 1:
-        return waiting[0][2]
-    times = np.fromiter((time for _, _, time in waiting), np.uint64, len(waiting))
-    return np.repeat(times, [rows for _, rows, _ in waiting])
-
-
-def _join(chunks: Sequence[Chunk], schema: Schema) -> Chunk:
-    deleted = None
-    if any(c.deleted is not None for c in chunks):
-        deleted = np.concatenate([np.zeros(c.rows, bool) if c.deleted is None else c.deleted for c in chunks])
-    times = np.concatenate([c.time_array() for c in chunks])
-    return Chunk(chunks[0].start, concat_batches([c.batch for c in chunks]), times, deleted, schema)

@@ -32,7 +32,8 @@ from stele.tablet.block_checks import (
     keys_given,
     with_columns,
 )
-from stele.tablet.memtable import SMALL_ROWS, MemTable, Patch
+from stele.tablet.memtable import SMALL_ROWS, MemTable
+from stele.tablet.patches import Patch
 from stele.tablet.sorted_runs import Mask, Positions
 
 U64 = npt.NDArray[np.uint64]
