@@ -107,7 +107,7 @@ class Nodes:
         return found
 
     def without_rows(self) -> int:
-        """Tablets that lack a live voter with its rows."""
+        """The number of tablets that have fewer than three live voters with their rows."""
         found = 0
         for group in self.groups.values():
             voters = [p for p in group.config.peers if p.member_type is MemberType.VOTER]

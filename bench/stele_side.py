@@ -58,7 +58,8 @@ async def many_callers(report: Report, table: AsyncTable, seconds: float) -> Non
 async def put_for(
     put: Callable[[dict[str, object]], Awaitable[object]], callers: int, seconds: float, first: int
 ) -> tuple[float, list[float]]:
-    """(puts per second, the time of each) with this many callers for this long."""
+    """Put with this many callers, each with one put at a time, for `seconds`. Returns (puts per second, the
+    seconds that each put took)."""
     times: list[float] = []
     until = time.perf_counter() + seconds
 

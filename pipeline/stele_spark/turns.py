@@ -1,8 +1,8 @@
-"""Finds which of a key's rows in one task is its first, which its second, and so on. Used by sink.py for jobs
-with a name.
+"""Numbers the rows of each key within one task: its first row has turn 0, its second turn 1, and so on. Used by
+sink.py for jobs with a name.
 
-A part of a job writes one row of a key. So each turn of a key is a part of its own. If an attempt was cut off
-after a key's first row, the next attempt still writes the second one.
+One part of a job writes a key at most once. So the rows of each turn are written as a part of their own. If an
+attempt was cut off after a key's first row, the next attempt still writes the second one.
 
 Invariant: a row's turn depends only on the rows of its key before it, not on how batches are cut.
 """

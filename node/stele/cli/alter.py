@@ -25,7 +25,7 @@ def _history_of(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 def history_option(command: F) -> F:
-    """--history TIME, in seconds; 0 for the default."""
+    """Add the option --history to a command. It gives seconds; 0 for the default."""
     return click.option(
         "--history",
         "history_s",

@@ -34,7 +34,7 @@ AGAIN = frozenset((Code.CHANGE_IN_PROGRESS, Code.SNAPSHOT_TOO_OLD, Code.SCHEMA_M
 
 
 def follow_option(command: F) -> F:
-    """--json-progress."""
+    """Add the option --json-progress to a command."""
     return click.option(
         "--json-progress",
         "follow",

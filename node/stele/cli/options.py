@@ -125,7 +125,7 @@ def refuse_unclear_options(own: click.Context, arguments: list[str]) -> None:
 
 
 def masters_option(command: F) -> F:
-    """--masters, or STELE_MASTERS."""
+    """Add the option --masters to a command. Its default is the environment variable STELE_MASTERS."""
     return click.option(
         "--masters",
         cls=Shared,
@@ -138,7 +138,7 @@ def masters_option(command: F) -> F:
 
 
 def timeout_option(command: F, default_s: float = 30.0) -> F:
-    """--timeout in seconds."""
+    """Add the option --timeout, in seconds, to a command."""
     return click.option(
         "--timeout",
         "timeout_s",
@@ -151,12 +151,12 @@ def timeout_option(command: F, default_s: float = 30.0) -> F:
 
 
 def json_option(command: F) -> F:
-    """--json."""
+    """Add the option --json to a command."""
     return click.option("--json", "as_json", cls=Shared, is_flag=True, help="Print JSON.")(command)
 
 
 def replication_option(default: int | None = 3) -> Callable[[F], F]:
-    """--replication-factor."""
+    """Return a decorator that adds the option --replication-factor to a command."""
     return click.option(
         "--replication-factor",
         type=click.IntRange(min=1),
@@ -167,7 +167,7 @@ def replication_option(default: int | None = 3) -> Callable[[F], F]:
 
 
 def lease_option(command: F) -> F:
-    """--lease."""
+    """Add the option --lease to a command."""
     return click.option(
         "--lease",
         type=lease_id,

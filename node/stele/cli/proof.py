@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def record_option(command: F) -> F:
-    """--record."""
+    """Add the option --record to a command."""
     return click.option(
         "--record",
         metavar="FOLDER",

@@ -23,7 +23,7 @@ _VIEW_TIMEOUT_S = 10.0
 
 
 def wait_option(command: Callable[..., None]) -> Callable[..., None]:
-    """--wait and --wait-for."""
+    """Add the options --wait and --wait-for to a command."""
     command = click.option(
         "--wait-for",
         "wait_s",

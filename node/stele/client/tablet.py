@@ -286,7 +286,10 @@ class TabletClient:
     async def _ask(
         self, request: tserver_pb2.ClientRequest, timeout_s: float, sequencer: Sequencer | None = None
     ) -> Response:
-        """Attempt until an answer, a refusal or the deadline. `sequencer`: the one that numbered a write."""
+        """Send a request, again and again where it may help, until an answer, a refusal or the deadline.
+
+        `sequencer`: for a write, the one that gave it its number.
+        """
         future: asyncio.Future[Response | BaseException] = asyncio.get_running_loop().create_future()
         return await _end_of(future, self._start(request, timeout_s, partial(settle, future), sequencer))
 

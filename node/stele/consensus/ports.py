@@ -130,10 +130,10 @@ class Host(Protocol):
         """The highest hybrid time that an uncommitted entry may have. A message with a higher one is refused."""
 
     def dropped(self, node_id: NodeId, cause: str, why: str) -> None:
-        """Count a message from this node that broke a bound and was dropped. Log it once per node and
+        """Count a message from this node that broke a bound and was dropped. Log it once a minute per node and
         `cause`.
 
-        `cause` is one word of a fixed set.
+        `cause` is one word of a fixed set. `why`: what is wrong with the message, for the log.
         """
 
     def randint(self, a: int, b: int, /) -> int:

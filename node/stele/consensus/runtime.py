@@ -235,7 +235,11 @@ class CoreRuntime:
 
     def _core_failed(self, error: Exception) -> None:
         expected = isinstance(error, SteleError)
-        log.error("replica runtime failed", cause=self.core.cause, exc_info=None if expected else error)
+        log.error(
+            "the core of a replica failed; the replica stops",
+            cause=self.core.cause,
+            exc_info=None if expected else error,
+        )
         self._fail(error if expected else InvariantViolation(f"raft core: {error!r}; this replica stops"))
 
     def _fail(self, error: Exception) -> None:

@@ -167,8 +167,8 @@ def _lower_excess(spread: _Spread, share: Counter[str]) -> bool:
     """Move a leader from a node that leads more than one above its share to a node that leads fewer than its
     share.
 
-    Such a path exists. Compare the present assignment with an optimal one: the path of the surplus ends at a
-    node that leads too little.
+    Other leaders may have to move along the way, so this looks for a path of moves. There is one while a node
+    leads too many: an optimal assignment differs from the present one by such paths.
     """
     over = [n for n in spread.heaviest() if spread.load[n] > share[n] + 1]
     for source in sorted(over, key=lambda n: share[n] - spread.load[n]):

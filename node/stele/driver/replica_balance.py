@@ -168,8 +168,8 @@ class ReplicaBalance:
         return self._done(place, source, target, self._why(place, source, target.node_id))
 
     def _pairs(self) -> list[tuple[str, NodeView]]:
-        """Pairs of nodes between which a move may help, those that differ most first. Of equal pairs, those
-        whose machines differ most come first: of equal moves, the first is chosen.
+        """Pairs (source, target) between which a move may help. Those whose replicas and bytes differ most come
+        first. If that is equal, the pairs whose machines differ most come first.
         """
         of_table = self._largest_difference()
         machines: Counter[str] = Counter()

@@ -131,7 +131,7 @@ def _changed(
     if faults:
         raise Rejected(where + "; ".join(faults))
     if new_name != table.name and new_name in lead.catalog.table_by_name:
-        raise Rejected(f"{where}{new_name!r} exists already", code=Code.ALREADY_PRESENT)
+        raise Rejected(f"{where}{new_name!r} exists already; choose another name", code=Code.ALREADY_PRESENT)
     changed = replace(
         table,
         name=new_name,

@@ -106,7 +106,7 @@ class Master:
         """
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
-            log.error("master failed", exc_info=error)
+            log.error("the master failed, so this process ends", exc_info=error)
             if self._on_failure is not None:
                 self._on_failure(error)
 

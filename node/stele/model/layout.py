@@ -250,7 +250,7 @@ class Layout:
 
 
 def layout_of(schema: Schema) -> Layout | None:
-    """The layout of a schema's blocks, made once; None if it has columns of other types."""
+    """The layout of a schema's blocks, made once. None: the schema has columns of types without such a layout."""
     if "layout" not in schema.derived:  # takes 30 ms for a thousand columns
         schema.derived["layout"] = _made(schema)
     found: Layout | None = schema.derived["layout"]

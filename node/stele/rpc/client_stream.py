@@ -234,7 +234,8 @@ class _Stream:
             self._connection.read(not self._connection.full)
 
     def _open(self, raw: bytes) -> Iterator[tserver_pb2.ClientRequest] | None:
-        """Charge a frame, and decode it; None if it has no request or was put off."""
+        """Charge a frame to the budget, and decode it. None: it has no request, or the budget had no room, and its
+        requests were answered so."""
         charged = len(raw) + REQUEST_BYTES
         try:
             self._budget.take(charged)

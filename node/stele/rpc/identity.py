@@ -216,7 +216,9 @@ class PeerBook:
 
 
 def ensure_same_fork(identity: Identity, fork_id: str | None, *, of_node: bool) -> None:
-    """Refuse a caller of another copy of this cluster's volumes. None: not said, see `Caller.fork_id`.
+    """Refuse a caller of another copy of this cluster's volumes. `fork_id`: the caller's; None: it named none.
+
+    `of_node`: the caller is a node or master. If it names none, it belongs to the original volumes.
 
     Raises:
         Rejected: WRONG_CLUSTER.

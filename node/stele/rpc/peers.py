@@ -160,7 +160,7 @@ class _Link:
 
     @property
     def resting(self) -> bool:
-        """Whether it pauses before it dials again, and drops what comes."""
+        """Whether this stream pauses before it dials again. Meanwhile it drops messages that are to be sent."""
         return self._resting
 
     def put(self, raw: bytes, may_wait: bool) -> bool:

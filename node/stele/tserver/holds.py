@@ -147,7 +147,7 @@ class HoldKeeper:
             replica.fail(f"measuring holds: {exc}")
         except Exception as exc:
             log.error(
-                "measuring holds", tablet=replica.tablet_id, exc_info=exc
+                "the bytes that holds keep could not be measured", tablet=replica.tablet_id, exc_info=exc
             )  # the other tablets are looked at
 
     def _due(self, store: TabletStore) -> Iterable[HoldOrder]:

@@ -51,7 +51,9 @@ class Loop:
             try:
                 self._step()
             except ApiError as error:  # someone else changed or removed the object: look again
-                log.info("pass interrupted", loop=self._name, why=error.message)
+                log.info(
+                    "an object changed meanwhile; the pass begins again", loop=self._name, why=error.message
+                )
                 self._dirty.set()
             except Exception:  # some object has an unexpected form; the next pass handles the others
                 log.exception("pass failed", loop=self._name)
