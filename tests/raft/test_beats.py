@@ -267,6 +267,20 @@ def test_a_leader_that_was_missed_and_still_leads_is_waited_for_longer(seed: int
     assert misses(core, heard_ms) - heard_ms <= OPTIONS.election_max_ms + 5
 
 
+def test_a_leader_whose_connection_broke_is_no_false_alarm() -> None:
+    """Its process is alive, and so is this one. A switch that restarts breaks connections, and slows nobody down."""
+    core, heard_ms = following(), 10
+    for _ in range(6):
+        core.step(Received(ReplicaId(2), UpdateRequest(5, OpId(0, 0), (), 0), heard_ms))
+        core.step(PeerFailed(ReplicaId(2)))
+        missed_ms = misses(core, heard_ms)
+        assert missed_ms - heard_ms <= OPTIONS.election_min_ms // 3 + 5
+        heard_ms = misses(core, missed_ms) + 10
+    core.step(Received(ReplicaId(2), UpdateRequest(5, OpId(0, 0), (), 0), heard_ms))
+    assert core.state.timer.alarms == 0
+    assert misses(core, heard_ms) - heard_ms <= OPTIONS.election_max_ms + 5
+
+
 def test_a_leader_of_a_new_term_is_no_false_alarm() -> None:
     core, now_ms = following(), 10
     for term in range(6, 12):

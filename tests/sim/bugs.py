@@ -352,10 +352,10 @@ _MASTERS = (
         "confirmed_lead",
         master_bugs.answers_unconfirmed,
         "not linearizable",
-        first=17,
+        first=81,
     ),
     _master(
-        "locks that hold nobody", Locks, "hold", master_bugs.holds_nobody, "two tables|linearizable", first=4
+        "locks that hold nobody", Locks, "hold", master_bugs.holds_nobody, "two tables|linearizable", first=7
     ),
     _master(
         "locks that end with a caller",
@@ -366,7 +366,12 @@ _MASTERS = (
         first=12,
     ),
     _master(
-        "an order after another's claim", driving, "_commit", master_bugs.commits_whoever_holds, "in force"
+        "an order after another's claim",
+        driving,
+        "_commit",
+        master_bugs.commits_whoever_holds,
+        "in force",
+        first=13,
     ),
     _master(
         "rows applied while memory reads",
@@ -374,7 +379,7 @@ _MASTERS = (
         "_applied",
         master_bugs.sees_nothing_while_it_reads,
         "differs",
-        first=34,
+        first=4,
     ),
     _master(
         "replica ids given again", driving, "free_id", master_bugs.above_what_is_in_force, "given", first=3
@@ -422,7 +427,7 @@ _LEASES = (
         lease,
         "counted_us",
         lease_bugs.trusts_its_clock,
-        484,
+        37,
         "holds a lease",
     ),
 )

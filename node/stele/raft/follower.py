@@ -292,7 +292,8 @@ class Follower:
         if state.now_ms < state.timer.due_ms:
             return
         if state.role is Role.FOLLOWER:
-            state.timer.missed = True
+            if state.heard_ms is not None:  # else the connection to its node broke: nobody is slow
+                state.timer.missed = True
             self.campaign("no leader heard within the election timeout")
         else:
             state.timer.due_ms = NEVER_MS

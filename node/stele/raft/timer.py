@@ -34,7 +34,7 @@ class ElectionTimer:
         """How many elections in a row ended by their time-out, because voters did not answer or a majority refused.
         0 once there is a leader."""
         self.missed = False
-        """Whether no leader was heard within the time-out, and none since then."""
+        """Whether no leader was heard within the time-out, and none since then. A connection that broke does not count."""
         self.alarms = 0
         """How many false alarms count now: the leader was missed, and then still led. At most 2."""
         self.calm_ms = NEVER_MS
