@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import math
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -30,13 +29,13 @@ from stele.client.table import AsyncTable
 from stele.client.tablet import Observed, TabletClient, is_far
 from stele.client.tablet_scan import FlightPool
 from stele.model.errors import Advice, Code, Rejected, Retryable
-from stele.model.ids import ClusterId, HybridTime, new_id
+from stele.model.ids import HybridTime, new_id
 from stele.model.schema import Schema
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_to_pb
 from stele.rpc.convert_schema import partitioning_to_pb, schema_to_pb
 from stele.rpc.first_contact import FIRST_CONTACT_S
-from stele.rpc.identity import NO_CLUSTER, Identity
+from stele.rpc.identity import Identity
 from stele.rpc.masters import Masters, parse_masters
 from stele.rpc.proto import master_pb2
 from stele.rpc.threads import in_thread
@@ -263,28 +262,9 @@ class AsyncClient:
                 f"{name} now names table {info.table_id[:8]}, not {table_id[:8]}; nothing was deleted: look again",
                 code=Code.NOT_FOUND,
             )
-        left = math.inf
-        while True:
-            answer = await self._delete(info, max(deadline - time.monotonic(), _LOCATE_AT_LEAST_S))
-            if not answer.unreached:
-                return
-            if answer.tablets_left < left:  # a table of thousands of tablets takes long
-                left, deadline = answer.tablets_left, time.monotonic() + timeout_s
-            elif time.monotonic() >= deadline:
-                raise Retryable(dropping.still_served(info, answer.unreached), code=Code.UNKNOWN_OUTCOME)
-
-    async def _delete(self, info: TableInfo | DroppedTable, wait_s: float) -> master_pb2.DeleteTableResponse:
-        """Delete a table. The answer names nodes that may still acknowledge rows of it. The masters bound the
-        wait."""
-        request = master_pb2.DeleteTableRequest(table_id=id_to_pb(info.table_id), wait_ms=int(wait_s * 1000))
-        try:
-            answer: master_pb2.DeleteTableResponse = await self._ask("DeleteTable", request)
-        except Rejected as exc:
-            if exc.code is not Code.NOT_FOUND:  # otherwise an earlier attempt has deleted it
-                raise
-            answer = master_pb2.DeleteTableResponse()
-        self._end(info.table_id, "deleted")
-        return answer
+        await dropping.delete(
+            self._ask, info, timeout_s, deadline, lambda: self._end(info.table_id, "deleted")
+        )
 
     def _end(self, table_id: str, how: str) -> None:
         for locations in list(self._locations):
@@ -386,20 +366,7 @@ class AsyncClient:
             Rejected: WRONG_CLUSTER: this client has met another cluster.
         """
         self._streams.ensure_open()
-        if self.identity.cluster_id not in (NO_CLUSTER, plan.cluster_id):
-            raise Rejected(
-                f"table {plan.info.name} is in cluster {plan.cluster_id[:8]}, "
-                f"but this client is connected to {self.identity.cluster_id[:8]}; use a client of the plan's cluster",
-                code=Code.WRONG_CLUSTER,
-            )
-        if None not in (plan.fork_id, self.identity.fork_id) and plan.fork_id != self.identity.fork_id:
-            raise Rejected(
-                f"table {plan.info.name} is in another copy of cluster {plan.cluster_id[:8]} than this client; "
-                "use a client of the plan's copy",
-                code=Code.WRONG_CLUSTER,
-            )
-        fork_id = self.identity.fork_id if plan.fork_id is None else plan.fork_id
-        self.pool.identity = replace(self.identity, cluster_id=ClusterId(plan.cluster_id), fork_id=fork_id)
+        self.pool.identity = plan.identity_for(self.identity)
         self.masters.met = True
         tablets = [replace(tablet) for tablet in plan.tablets]
         locations = Locations(

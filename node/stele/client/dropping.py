@@ -1,4 +1,4 @@
-"""Drops tables so that they can be recalled, lists those, and recalls them. Used by async_client.py.
+"""Deletes tables; drops them so that they can be recalled, lists those, and recalls them. Used by async_client.py.
 
 The masters decide everything; this module finds a dropped table by what its user calls it. Invariant: a table is
 recalled only if exactly one is meant.
@@ -6,6 +6,7 @@ recalled only if exactly one is meant.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,6 +25,7 @@ Ask = Callable[..., Awaitable[Any]]
 """Calls a master: `AsyncClient._ask`."""
 _PART_OF_ID = re.compile(r"[0-9a-f]{8,32}")
 _WAIT_AT_LEAST_S = 0.001
+_DELETE_AT_LEAST_S = 0.1
 
 
 class _Tables(Protocol):
@@ -75,6 +77,45 @@ def _from_pb(pb: master_pb2.TableInfoPB) -> DroppedTable:
         tablets=pb.tablets,
         replication_factor=pb.replication_factor,
     )
+
+
+async def delete(
+    ask: Ask,
+    info: TableInfo | DroppedTable,
+    timeout_s: float,
+    deadline: float,
+    deleted: Callable[[], None],
+) -> None:
+    """Delete a table for good, and wait until no node may acknowledge rows of it. `deleted` is called once the masters have
+    deleted it, perhaps several times.
+
+    `timeout_s`: how long to wait for the next node that answers. `deadline`: until when to wait for the first.
+
+    Raises:
+        Retryable: UNKNOWN_OUTCOME: it is deleted, but some nodes did not answer in time.
+    """
+    left = math.inf
+    while True:
+        answer = await _delete(ask, info, max(deadline - time.monotonic(), _DELETE_AT_LEAST_S))
+        deleted()
+        if not answer.unreached:
+            return
+        if answer.tablets_left < left:  # a table of thousands of tablets takes long
+            left, deadline = answer.tablets_left, time.monotonic() + timeout_s
+        elif time.monotonic() >= deadline:
+            raise Retryable(_still_served(info, answer.unreached), code=Code.UNKNOWN_OUTCOME)
+
+
+async def _delete(ask: Ask, info: TableInfo | DroppedTable, wait_s: float) -> master_pb2.DeleteTableResponse:
+    """Delete a table. The answer names nodes that may still acknowledge rows of it. The masters bound the wait."""
+    request = master_pb2.DeleteTableRequest(table_id=id_to_pb(info.table_id), wait_ms=int(wait_s * 1000))
+    try:
+        answer: master_pb2.DeleteTableResponse = await ask("DeleteTable", request)
+    except Rejected as exc:
+        if exc.code is not Code.NOT_FOUND:  # otherwise an earlier attempt has deleted it
+            raise
+        answer = master_pb2.DeleteTableResponse()
+    return answer
 
 
 async def drop(ask: Ask, info: TableInfo, keep_s: float | None, timeout_s: float) -> DroppedTable:
@@ -182,7 +223,7 @@ def is_part_of_id(text: str, table_id: str = "") -> bool:
     return _PART_OF_ID.fullmatch(text) is not None and (not table_id or table_id.startswith(text))
 
 
-def still_served(info: TableInfo | DroppedTable, nodes: Sequence[str]) -> str:
+def _still_served(info: TableInfo | DroppedTable, nodes: Sequence[str]) -> str:
     """Return the message about a deleted table while these nodes have not answered."""
     kind = "key space" if info.kind == "keyspace" else "table"
     named = ", ".join(nodes[:3]) + (", ..." if len(nodes) > 3 else "")

@@ -10,16 +10,18 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stele.model.bounds import HISTORY_DEFAULT_MS
 from stele.model.cluster_version import FIRST_CLUSTER_VERSION, told
 from stele.model.errors import Closed, Code, Rejected, Retryable
+from stele.model.ids import ClusterId
 from stele.model.partition import PartitionSchema, numbered
 from stele.model.partitioning import Partitioning, by_names
 from stele.model.schema import Schema
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.convert_schema import partition_from_pb, partitioning_from_pb, schema_from_pb
+from stele.rpc.identity import NO_CLUSTER, Identity
 from stele.rpc.masters import Masters
 from stele.rpc.proto import common_pb2, master_pb2
 
@@ -171,6 +173,27 @@ class WritePlan:
     """The copy of the cluster that the table is in; None: not known."""
     cluster_version: int = FIRST_CLUSTER_VERSION
     """The finalized cluster version, as the masters told it."""
+
+    def identity_for(self, mine: Identity) -> Identity:
+        """The identity of a client that opens this plan: that of `mine`, in the plan's cluster.
+
+        Raises:
+            Rejected: WRONG_CLUSTER: `mine` has met another cluster, or another copy of it.
+        """
+        if mine.cluster_id not in (NO_CLUSTER, self.cluster_id):
+            raise Rejected(
+                f"table {self.info.name} is in cluster {self.cluster_id[:8]}, "
+                f"but this client is connected to {mine.cluster_id[:8]}; use a client of the plan's cluster",
+                code=Code.WRONG_CLUSTER,
+            )
+        if None not in (self.fork_id, mine.fork_id) and self.fork_id != mine.fork_id:
+            raise Rejected(
+                f"table {self.info.name} is in another copy of cluster {self.cluster_id[:8]} than this client; "
+                "use a client of the plan's copy",
+                code=Code.WRONG_CLUSTER,
+            )
+        fork_id = mine.fork_id if self.fork_id is None else self.fork_id
+        return replace(mine, cluster_id=ClusterId(self.cluster_id), fork_id=fork_id)
 
 
 def table_info_from_pb(pb: master_pb2.TableInfoPB) -> TableInfo:
