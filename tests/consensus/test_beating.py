@@ -6,6 +6,8 @@ import asyncio
 import struct
 from collections import Counter
 
+import pytest
+
 from stele.consensus.replica import Replica
 from stele.model.errors import Retryable
 from stele.model.ids import NodeId
@@ -235,3 +237,23 @@ async def test_a_write_after_a_lost_follower_is_served_by_the_other(group_of: Ma
         raise AssertionError("two of three are a majority") from exc
     wire.cut.clear()
     await wait_until(lambda: table(groups[0].replica(3)) == {1: "old1", 5: "x5"})
+
+
+async def test_followers_are_told_of_a_node_that_is_gone_and_leaders_of_each_lost_connection(
+    group_of: MakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follower that was told of one broken connection missed a leader that still led."""
+    group, nodes = await group_of()
+    await group.write(rows([1]))
+    leader = await group.leader()
+    told: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        Replica, "peer_node_failed", lambda self, node_id: told.append((node_id, self.replica_id))
+    )
+    for node in nodes:
+        node.replicas.peer_disconnected(nodes[2].node_id, False)
+    assert told == [(nodes[2].node_id, leader.replica_id)]
+    told.clear()
+    for node in nodes:
+        node.replicas.peer_disconnected(nodes[2].node_id, True)
+    assert sorted(told) == [(nodes[2].node_id, number) for number in (1, 2, 3)]

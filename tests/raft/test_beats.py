@@ -127,11 +127,11 @@ def test_a_leader_without_a_majority_still_steps_down() -> None:
 
 
 def test_a_lost_peer_is_probed_rarely_and_the_other_still_takes_beats() -> None:
-    """A probe costs a turn of the core. A thousand tablets that lost a peer sent 13,000 of them a second."""
+    """A probe costs a turn of the core. A thousand tablets that lost a peer sent 13,000 of them a second, and then 3,000."""
     core, now_ms = in_step()
     core.step(PeerFailed(ReplicaId(3)))
     probes, told_2 = [], 0
-    for _ in range(200):
+    for _ in range(400):
         now_ms += 25
         chosen = beats(core, now_ms)
         if chosen is None:
@@ -142,9 +142,28 @@ def test_a_lost_peer_is_probed_rarely_and_the_other_still_takes_beats() -> None:
             assert 3 not in chosen
             told_2 += len(chosen)
         core.beat_answered(ReplicaId(2), core.term, True, now_ms)
-    assert core.role is Role.LEADER and told_2 >= 200 * 25 // (OPTIONS.heartbeat_ms + 25)
+    assert core.role is Role.LEADER and told_2 >= 400 * 25 // (OPTIONS.heartbeat_ms + 25)
     gaps = [after - before for before, after in pairwise(probes)]
-    assert min(gaps) >= OPTIONS.election_min_ms and max(gaps) <= OPTIONS.election_min_ms + 100
+    assert OPTIONS.election_min_ms <= gaps[0] <= OPTIONS.election_min_ms + 100
+    assert all(gap >= 2 * before for before, gap in pairwise(gaps[:4])), "each pause is twice the one before,"
+    assert all(0 <= gap - 8 * OPTIONS.election_min_ms <= 100 for gap in gaps[4:]) and gaps[5:], (
+        "up to eight time-outs"
+    )
+
+
+def test_a_lost_peer_that_asks_for_votes_is_back_and_is_probed_at_once() -> None:
+    """A replica that starts again waits for its leader no longer than its own election timeout."""
+    core, now_ms = in_step()
+    core.step(PeerFailed(ReplicaId(3)))
+    for _ in range(200):
+        now_ms += 25
+        if beats(core, now_ms) is None:
+            core.step(Tick(now_ms))
+        core.beat_answered(ReplicaId(2), core.term, True, now_ms)
+    asks = VoteRequest(core.term + 1, core.log.last_opid, pre_vote=True)
+    sent = [e.message for e in core.step(Received(ReplicaId(3), asks, now_ms)) if isinstance(e, Send)]
+    assert [type(message) for message in sent] == [VoteResponse, UpdateRequest]
+    assert not sent[0].granted and core.role is Role.LEADER  # type: ignore[union-attr]
 
 
 def test_an_answer_of_another_term_or_of_nobody_counts_for_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -26,7 +27,7 @@ from stele.rpc.frames import REQUESTS_MAX, client_requests, client_responses, fr
 from stele.rpc.identity import Identity, PeerBook
 from stele.rpc.inbound import MESSAGES_PER_TURN, PeerInbound
 from stele.rpc.listener import StreamListener
-from stele.rpc.peers import PeerOptions, PeerTransport, _Link
+from stele.rpc.peers import BULK, CONTROL, PeerOptions, PeerTransport, _Link
 from stele.rpc.proto import common_pb2, consensus_pb2, tserver_pb2
 from stele.rpc.proto.consensus_pb2_grpc import (
     ConsensusServiceServicer,
@@ -58,6 +59,7 @@ class Node:
     server: grpc.aio.Server | None = None
     got: list[tuple[str, consensus_pb2.ConsensusMessage]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    gone: list[int] = field(default_factory=list)  # how many messages had come then
     heard: list[str] = field(default_factory=list)
     inbound: PeerInbound | None = None
     listener: StreamListener | None = None
@@ -71,12 +73,16 @@ class Node:
             self.pool,
             lambda node_id: self.addresses.get(node_id, ""),
             lambda sender, message: self.got.append((sender, message)),
-            self.lost.append,
+            self._on_disconnect,
             on_heard=self.heard.append,
             book=self.book,
             own_address=lambda: self.address,
             options=OPTIONS,
         )
+
+    def _on_disconnect(self, node_id: NodeId, gone: bool) -> None:
+        self.lost.append(node_id)
+        self.gone += [len(self.got)] * gone
 
     async def listen(self, address: str = "127.0.0.1:0") -> None:
         budget = ByteBudget()
@@ -155,6 +161,54 @@ async def test_a_peer_that_restarts_elsewhere_is_found_again_and_its_loss_is_tol
         assert first.lost[0] == second.identity.node_id
         await is_back(first, second)
         assert first.transport.connected(second.identity.node_id)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(("out", CONTROL, BULK))), ids="-".join)
+async def test_a_node_is_gone_once_its_last_connection_has_ended(order: tuple[str, ...]) -> None:
+    """A killed leader's last entries, read after its followers had missed it, said that it led. They waited for it a second
+    time, and longer."""
+    async with pair() as (first, second):
+        to_second, to_first = second.identity.node_id, first.identity.node_id
+        first.transport.send(to_second, message(1).SerializeToString())
+        for bulk in (False, True):
+            second.transport.send(to_first, message(1).SerializeToString(), bulk=bulk)
+        await until(lambda: second.got and len(first.got) == 2)
+        assert first.inbound is not None
+        streams, out = first.inbound._streams, first.transport._links[to_second, CONTROL]
+        for which in order:
+            assert not first.gone
+            connection = out._connection if which == "out" else streams[to_second, which]._connection
+            assert connection is not None
+            connection.close()
+            await until(
+                lambda which=which: (
+                    not out.established if which == "out" else (to_second, which) not in streams
+                )
+            )
+        await until(lambda: first.gone)
+        assert first.gone == [2]
+
+
+async def test_a_node_whose_control_stream_stands_again_is_not_gone() -> None:
+    async with pair() as (first, second):
+        to_first, of_second = first.identity.node_id, second.identity.node_id
+        assert first.inbound is not None
+        streams, links = first.inbound._streams, second.transport._links
+        for number, bulk in enumerate((False, True), 1):
+            second.transport.send(to_first, message(1).SerializeToString(), bulk=bulk)
+            await until(lambda number=number: len(first.got) == number)
+        streams[of_second, CONTROL]._connection.close()
+        await until(lambda: first.lost and not links[to_first, CONTROL].established)
+
+        def stands_again() -> bool:
+            second.transport.send(to_first, message(1).SerializeToString())
+            return len(first.got) > 2
+
+        await until(stands_again)
+        told = len(first.lost)
+        streams[of_second, BULK]._connection.close()
+        await until(lambda: (of_second, BULK) not in streams)
+        assert len(first.lost) == told and not first.gone
 
 
 async def test_a_peer_that_is_gone_leaves_no_link_behind() -> None:

@@ -208,7 +208,7 @@ class Transport:
 
     def on_heard(self, node_id: str) -> None: ...
 
-    def on_disconnect(self, node_id: str) -> None:
+    def disconnected(self, node_id: str) -> None:
         self.gone.append(node_id)
 
 

@@ -18,6 +18,9 @@ from stele.raft.replication import Replication
 from stele.raft.state import RaftState
 from stele.raft.status import PeerState
 
+_PROBE_MAX = 8
+"""The longest pause between two probes of a lost peer, in shortest election timeouts."""
+
 
 class Heartbeats:
     """The heartbeats of one leadership."""
@@ -101,9 +104,18 @@ class Heartbeats:
         return tuple(progress.replica_id for progress in chosen)
 
     def _again_ms(self, progress: Progress) -> int:
-        """When to send a probe again that was not answered. A peer whose connection broke is not in a hurry."""
+        """When to send a probe again that was not answered.
+
+        A peer whose connection broke is probed less and less often. A node that dies is lost to many groups at once,
+        and when it is back, its replicas ask for votes (`Leader.on_vote_request`).
+        """
         options = self._state.options
-        return progress.probed_ms + (options.heartbeat_ms if progress.connected else options.election_min_ms)
+        if progress.connected:
+            return progress.probed_ms + options.heartbeat_ms
+        low = options.election_min_ms
+        return progress.probed_ms + min(
+            max(low, progress.probed_ms - progress.last_heard_ms), _PROBE_MAX * low
+        )
 
     def _look(self, progress: Progress) -> None:
         """Check whether the peer answers and makes progress, and send it a heartbeat if one is due."""

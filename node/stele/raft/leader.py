@@ -16,7 +16,7 @@ from stele.model.config import encode_configuration
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code
 from stele.model.ids import OpId, ReplicaId
-from stele.raft.any_role import note_persisted, refuse_old_term, take_vote_response
+from stele.raft.any_role import answer_vote_request, note_persisted, refuse_old_term, take_vote_response
 from stele.raft.changes import Changes
 from stele.raft.effects import (
     HeldByAll,
@@ -42,7 +42,7 @@ from stele.raft.events import (
 from stele.raft.handover import Handover
 from stele.raft.heartbeats import Heartbeats
 from stele.raft.lease import Lease
-from stele.raft.messages import UpdateRequest, UpdateResponse, VoteResponse
+from stele.raft.messages import UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
 from stele.raft.peers import Peers
 from stele.raft.progress import Progress
 from stele.raft.reads import ReadRounds
@@ -297,6 +297,13 @@ class Leader:
             state.ignore(
                 sender, f"it leads term {state.term}, as {state.term_leader} does: a term has one leader"
             )
+
+    def on_vote_request(self, sender: ReplicaId, request: VoteRequest) -> None:
+        """Answer as every role does. A lost peer that asks is back, and misses its leader: probe it at once."""
+        answer_vote_request(self, sender, request)
+        progress = self.peers.progress.get(sender)
+        if progress is not None and not progress.connected:
+            progress.probe_sent = False
 
     def on_vote_response(self, sender: ReplicaId, response: VoteResponse) -> None:
         """A vote came after the election: only its term counts."""

@@ -70,7 +70,7 @@ _MESSAGES: tuple[tuple[type[Any], MessageHandler, MessageHandler, MessageHandler
     # Failed
     (UpdateRequest,     Follower.on_update_request,    Candidate.on_update_request,   Leader.on_update_request,    Failed.on_update_request),
     (UpdateResponse,    any_role.take_update_response, any_role.take_update_response, Leader.on_update_response,   ignore_message),
-    (VoteRequest,       Follower.on_vote_request,      any_role.answer_vote_request,  any_role.answer_vote_request, Failed.on_vote_request),
+    (VoteRequest,       Follower.on_vote_request,      any_role.answer_vote_request,  Leader.on_vote_request,     Failed.on_vote_request),
     (VoteResponse,      Follower.on_vote_response,     Candidate.on_vote_response,    Leader.on_vote_response,     ignore_message),
     (TimeoutNow,        Follower.on_timeout_now,       ignore_message,                ignore_message,              ignore_message),
 )

@@ -199,9 +199,9 @@ class Messenger:
         if not (envelope.quiet and self.quiet.take(replica, sender, message)):
             replica.on_message(from_node, sender, message)
 
-    def _on_disconnect(self, node_id: NodeId) -> None:
+    def _on_disconnect(self, node_id: NodeId, gone: bool) -> None:
         self.quiet.lost(node_id)
         self.beating.lost(node_id)
         self.confirming.lost(node_id)
         self.following.lost(node_id)
-        self._replicas.peer_node_failed(node_id)
+        self._replicas.peer_disconnected(node_id, gone)

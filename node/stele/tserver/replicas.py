@@ -21,6 +21,7 @@ from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import Superblock
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import NodeId, ReplicaId, StreamKey
+from stele.raft.effects import Role
 from stele.rpc.convert import id_from_pb
 
 log = structlog.get_logger("stele.tserver")
@@ -201,10 +202,15 @@ class Replicas:
         for noted in self._noted:
             noted[key] = replica
 
-    def peer_node_failed(self, node_id: NodeId) -> None:
-        """Tell the replicas that the connection to a node was reset."""
+    def peer_disconnected(self, node_id: NodeId, gone: bool) -> None:
+        """Tell the replicas that a connection to a node has ended. `gone`: the last one, so the node's process has
+        probably ended.
+
+        Otherwise only leaders are told, whose messages are lost. A follower would miss a leader that still leads.
+        """
         for replica in self._by_key.values():
-            replica.peer_node_failed(node_id)
+            if gone or replica.role is Role.LEADER:
+                replica.peer_node_failed(node_id)
 
     def fit_to_lead(self, fit: bool) -> None:
         """Tell the replicas whether this node's clock is right. If not, they do not stand for election."""
