@@ -156,7 +156,7 @@ def test_a_program_that_does_not_know_changes_does_not_answer_with_a_scan() -> N
     plain = {**json.loads(raw[1:]), "scan": json.loads(ScanSpec().to_json(SCHEMA))}
     with pytest.raises(Rejected, match="only for them"):
         decode_ticket(b"\x02" + json.dumps(plain).encode())
-    with pytest.raises(Rejected, match="without resume keys"):
+    with pytest.raises(Rejected, match="gives no resume keys"):
         decode_ticket(replace(ticket, resumable=True).encode())
     with pytest.raises(Rejected, match="version 3 is unknown; this program reads 1 to 2"):
         decode_ticket(b"\x03" + raw[1:])

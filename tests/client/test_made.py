@@ -96,6 +96,19 @@ async def test_who_waits_no_longer_is_told_that_it_is_made(tmp_path: Path, make:
         assert [info.name for info in await client.list_tables()] == ["made"]
 
 
+async def test_the_masters_are_asked_less_often_about_a_table_of_many_tablets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of a thousand tablets that lost its leader has the whole table asked for. That took a quarter of a core of the master."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        place = (await table(client, 60)).locations
+        await place.refresh_soon()
+        monkeypatch.setattr(locations, "_PAUSE_PER_TABLET_S", 1_000.0)
+        asked, again = cluster.located, place.refresh_soon()
+        await asyncio.sleep(2 * (locations.REFRESH_INTERVAL_S + locations._SPREAD_S))
+        assert cluster.located == asked and not again.done()
+
+
 def test_of_what_masters_say_the_tablets_and_replicas_that_serve_are_taken() -> None:
     """Not a tablet that was given up or dropped, nor one that logs only; who leads first, who is not heard last."""
     learner, witness = common_pb2.NON_VOTER, common_pb2.WITNESS

@@ -14,10 +14,10 @@ from stele.rpc import listener as listening
 from stele.rpc.budget import REQUEST_BYTES, ByteBudget
 from stele.rpc.client_stream import _Stream as ClientStream
 from stele.rpc.identity import Identity, PeerBook
-from stele.rpc.inbound import MESSAGES_PER_TURN, PeerInbound
+from stele.rpc.inbound import BULK_PER_TURN, MESSAGES_PER_TURN, PeerInbound
 from stele.rpc.listener import StreamListener
 from stele.rpc.logging import OncePer
-from stele.rpc.peers import CONTROL
+from stele.rpc.peers import BULK, CONTROL
 from stele.rpc.proto import consensus_pb2, master_pb2, tserver_pb2
 from stele.rpc.server import Guard
 
@@ -208,7 +208,7 @@ class Transport:
 
     def on_heard(self, node_id: str) -> None: ...
 
-    def disconnected(self, node_id: str) -> None:
+    def on_disconnect(self, node_id: str) -> None:
         self.gone.append(node_id)
 
 
@@ -220,18 +220,21 @@ def inbound(budget: ByteBudget) -> tuple[Transport, PeerInbound]:
     return transport, PeerInbound(transport, budget, listener())  # type: ignore[arg-type]
 
 
-async def test_a_stream_of_a_peer_gives_the_loop_a_turn_and_all_bytes_back() -> None:
+@pytest.mark.parametrize(("channel", "per_turn"), [(CONTROL, MESSAGES_PER_TURN), (BULK, BULK_PER_TURN)])
+async def test_a_stream_of_a_peer_gives_the_loop_a_turn_and_all_bytes_back(
+    channel: str, per_turn: int
+) -> None:
     budget = ByteBudget(100_000, 50_000)
     transport, streams = inbound(budget)
     connection = Connection()
-    streams._begin(connection, PEER, CONTROL)  # type: ignore[arg-type]
-    count = 3 * MESSAGES_PER_TURN
+    streams._begin(connection, PEER, channel)  # type: ignore[arg-type]
+    count = 3 * per_turn
     raw = consensus_pb2.PeerFrame(messages=[consensus_pb2.ConsensusMessage()] * count).SerializeToString()
     connection.on_frames([raw])  # type: ignore[attr-defined]
-    assert len(transport.messages) == MESSAGES_PER_TURN
+    assert len(transport.messages) == per_turn
     assert connection.reading == [False] and budget.used_bytes == len(raw)
     await asyncio.sleep(0)
-    assert len(transport.messages) == 2 * MESSAGES_PER_TURN
+    assert len(transport.messages) == 2 * per_turn
     connection.close()
     await asyncio.sleep(0.01)
     assert budget.used_bytes == 0 and transport.gone == [PEER]

@@ -11,7 +11,7 @@ from stele.rpc.budget import ByteBudget
 from stele.rpc.client_stream import REQUESTS_PER_TURN
 from stele.rpc.connection import FramedConnection, connect
 from stele.rpc.frames import LENGTH_BYTES, frame
-from stele.rpc.inbound import MESSAGES_PER_TURN
+from stele.rpc.inbound import BULK_PER_TURN
 from stele.rpc.proto import common_pb2, tserver_pb2
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 from tests.rpc.serving import NODE, serving
@@ -96,6 +96,6 @@ async def test_frames_of_a_peer_without_a_message_are_taken_in_turns_too() -> No
         answer = second.inbound.introduce(common_pb2.OpenStreamRequest(hello=hello))
         stream = await connect("127.0.0.1:1", answer.port, answer.key)
         stream.send(EMPTY_FRAME * FRAMES)
-        assert await turns_until(lambda: heard == FRAMES) >= FRAMES // MESSAGES_PER_TURN
+        assert await turns_until(lambda: heard == FRAMES) >= FRAMES // BULK_PER_TURN
         stream.close()
         await stream.closed()

@@ -26,7 +26,10 @@ from stele.rpc.masters import Masters
 from stele.rpc.proto import common_pb2, master_pb2
 
 REFRESH_INTERVAL_S = 0.2
-"""The least time between two questions to the masters, per open table."""
+"""The least time between two questions to the masters, per open table. `_PAUSE_PER_TABLET_S` is added."""
+_PAUSE_PER_TABLET_S = 0.001
+"""A question about a thousand tablets costs the masters and this process some 40 ms each. After a node's death they have
+better things to do, and its tablets' new leaders are named by other nodes."""
 _SPREAD_S = 0.1
 """The longest random delay before a question. Without it, all clients of a dead node would ask the masters at one moment."""
 _REFRESH_TIMEOUT_S = 5.0
@@ -330,7 +333,8 @@ class Locations:
     async def _refresh(self) -> None:
         if self._closed:
             raise Closed()
-        rest_s = self._refreshed_at + REFRESH_INTERVAL_S - time.monotonic()
+        pause_s = REFRESH_INTERVAL_S + len(self.tablets) * _PAUSE_PER_TABLET_S
+        rest_s = self._refreshed_at + pause_s - time.monotonic()
         await asyncio.sleep(max(rest_s, random.random() * _SPREAD_S))
         self._refreshed_at = time.monotonic()
         try:

@@ -180,9 +180,7 @@ class ScanSpec:
             if spec.changes is not None and predicates:
                 raise ValueError("a scan of changes takes no predicates; filter its rows instead")
         except (ValueError, TypeError, KeyError, pa.ArrowException, OSError, EOFError) as exc:
-            raise Rejected(
-                f"scan: {exc!r}; expected the text of a scan as docs/flight.md describes it"
-            ) from exc
+            raise Rejected(f"not a scan: {exc!r}; docs/flight.md describes the format") from exc
         schema.to_arrow(spec.column_ids)
         return spec
 

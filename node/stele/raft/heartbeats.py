@@ -18,7 +18,7 @@ from stele.raft.replication import Replication
 from stele.raft.state import RaftState
 from stele.raft.status import PeerState
 
-_PROBE_MAX = 8
+_PROBE_MAX = 4
 """The longest pause between two probes of a lost peer, in shortest election timeouts."""
 
 
@@ -106,8 +106,8 @@ class Heartbeats:
     def _again_ms(self, progress: Progress) -> int:
         """When to send a probe again that was not answered.
 
-        A peer whose connection broke is probed less and less often. A node that dies is lost to many groups at once,
-        and when it is back, its replicas ask for votes (`Leader.on_vote_request`).
+        A peer whose connection broke is probed less and less often, because a node that dies is lost to many groups at
+        once. When it is back, the owner says PeerFailed again, or the peer asks for votes.
         """
         options = self._state.options
         if progress.connected:

@@ -25,9 +25,9 @@ from stele.rpc.parts import refuse_parts
 from stele.rpc.peers import BULK, CONTROL, PeerTransport
 from stele.rpc.proto import common_pb2, consensus_pb2
 
-MESSAGES_PER_TURN = 1_024
-"""After this many messages of one stream, the loop gets a turn. With 128, the messages of a thousand busy tablets waited for
-more than a second, and their elections failed."""
+MESSAGES_PER_TURN, BULK_PER_TURN = 1_024, 256
+"""After this many messages of a control or a bulk stream, the loop gets a turn. With 128, the control messages of a thousand
+busy tablets waited for more than a second, and their elections failed."""
 
 
 class PeerInbound:
@@ -41,10 +41,6 @@ class PeerInbound:
         self._arriving = Arriving(budget.reserve_bytes)
         self._streams: dict[tuple[NodeId, str], _Stream] = {}
         self._keys: dict[tuple[NodeId, str], bytes] = {}  # the newest key of each peer and channel
-        self._half_lost: set[NodeId] = (
-            set()
-        )  # whose control stream has ended, while the bulk stream is still read
-        transport.reads = self._reads
 
     def introduce(self, request: common_pb2.OpenStreamRequest) -> common_pb2.OpenStreamResponse:
         """Answer a peer that wants to open a stream: who we are, the port, and the key to begin with.
@@ -77,8 +73,6 @@ class PeerInbound:
             earlier.end()
         stream = _Stream(self._transport, self._budget, connection, node_id, channel)
         self._streams[node_id, channel] = stream
-        if channel == CONTROL:
-            self._half_lost.discard(node_id)
         connection.arriving = self._arriving
         connection.on_frames = stream.take
         connection.lost.add_done_callback(lambda _: self._lost(stream))
@@ -87,17 +81,9 @@ class PeerInbound:
         stream.end()
         if self._streams.get((stream.node_id, stream.channel)) is stream:
             del self._streams[stream.node_id, stream.channel]
-            if stream.channel == CONTROL:
-                if (stream.node_id, BULK) in self._streams:
-                    self._half_lost.add(stream.node_id)
-                self._transport.disconnected(stream.node_id)
-            elif stream.node_id in self._half_lost:
-                # Only now all that the node sent was passed on. A leader's last entries say that it leads.
-                self._half_lost.discard(stream.node_id)
-                self._transport.disconnected(stream.node_id)
-
-    def _reads(self, node_id: NodeId) -> bool:
-        return (node_id, CONTROL) in self._streams or (node_id, BULK) in self._streams
+            # After the control stream the bulk stream may pass on more: a leader's last entries say that it leads.
+            if (stream.node_id, CONTROL) not in self._streams:
+                self._transport.on_disconnect(stream.node_id)
 
 
 class _Stream:
@@ -121,6 +107,7 @@ class _Stream:
         self._charged_bytes = 0  # for the frame whose messages are being passed on
         self._resting = False
         self._ended = False
+        self._per_turn = MESSAGES_PER_TURN if channel == CONTROL else BULK_PER_TURN
         self._count = metrics.peer_frames.cell(channel, "received")
         self._bytes = metrics.peer_bytes.cell(channel, "received")
 
@@ -167,13 +154,13 @@ class _Stream:
                 handed += 1
                 if self._ended:
                     return
-                if handed == MESSAGES_PER_TURN:
+                if handed == self._per_turn:
                     self._rest()
                     return
             self._messages = None
             budget.give_back(self._charged_bytes)
             self._charged_bytes = 0
-            if opened >= MESSAGES_PER_TURN and self._frames:
+            if opened >= self._per_turn and self._frames:
                 self._rest()
                 return
 

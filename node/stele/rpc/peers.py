@@ -55,17 +55,18 @@ class PeerTransport:
     """All links of this node. `resolve_address(node_id)` gives a node's last known HOST:PORT, "" if there is
     none. `own_address()` gives this node's, which peers are told.
 
-    `on_disconnect(node_id, gone)` is called when a connection to or from a node has ended, so messages on their way
-    are lost. `gone`: none is left in either direction, so the node's process has probably ended, and all that it sent
-    was passed on. `on_heard` is called for each frame that arrives, before `on_message` is called for its messages."""
+    `on_disconnect(node_id)` is called when the control stream to or from a node has ended, so messages on their way are
+    lost. It is called again once all that came on the bulk stream from there was passed on. `on_reconnect(node_id)` is
+    called when the control stream to a node stands again, after it had ended or could not be opened. `on_heard` is called for each frame that arrives, before `on_message` is called for its messages."""
 
     def __init__(
         self,
         pool: ChannelPool,
         resolve_address: Callable[[NodeId], str],
         on_message: OnMessage,
-        on_disconnect: Callable[[NodeId, bool], None] = lambda node_id, gone: None,
+        on_disconnect: Callable[[NodeId], None] = lambda node_id: None,
         *,
+        on_reconnect: Callable[[NodeId], None] = lambda node_id: None,
         on_heard: Callable[[NodeId], None] = lambda node_id: None,
         book: PeerBook,
         own_address: Callable[[], str] = lambda: "",
@@ -76,12 +77,11 @@ class PeerTransport:
         self.book = book
         self.on_message = on_message
         self.on_disconnect = on_disconnect
+        self.on_reconnect = on_reconnect
         self.on_heard = on_heard
         self.own_address = own_address
         self.options = options or PeerOptions()
         self.rng = rng or random.Random()
-        self.reads: Callable[[NodeId], bool] = lambda node_id: False
-        """Whether a stream from this node is open. PeerInbound sets it."""
         self._resolve_address = resolve_address
         self._links: dict[tuple[NodeId, str], _Link] = {}
 
@@ -116,10 +116,6 @@ class PeerTransport:
         """Whether the control stream to this node is connected."""
         link = self._links.get((node_id, CONTROL))
         return link is not None and link.established
-
-    def disconnected(self, node_id: NodeId) -> None:
-        """Tell the owner that a connection to or from this node has ended."""
-        self.on_disconnect(node_id, not self.connected(node_id) and not self.reads(node_id))
 
     def address_of(self, node_id: NodeId) -> str:
         """Return where to dial a node: the address that the node said last, else the one that the owner
@@ -224,11 +220,14 @@ class _Link:
     async def _run(self) -> None:
         options = self._transport.options
         backoff_s = options.backoff_first_s
+        lost = False
         while await self._is_wanted():
             stood_at = 0.0
             try:
                 connection = await self._dial()
                 stood_at = self._loop.time()
+                if lost and self._channel == CONTROL:
+                    self._loop.call_soon(self._transport.on_reconnect, self._node_id)
                 await self._until_lost(connection)
             except SteleError as exc:
                 self._once.tell(
@@ -242,8 +241,9 @@ class _Link:
             except Exception:  # noqa: BLE001 - a link must never end for good, or two nodes lose contact
                 self._log.exception("a stream to a peer failed because of a bug; it will be dialled again")
             self._clear()
+            lost = True
             if stood_at and self._channel == CONTROL:
-                self._transport.disconnected(self._node_id)
+                self._transport.on_disconnect(self._node_id)
             if stood_at and self._loop.time() - stood_at > options.backoff_max_s:
                 backoff_s = options.backoff_first_s
             self._resting = True

@@ -158,8 +158,10 @@ class Maintenance:
         Stores at rest are looked at every REST_LOOK_MS. Stores whose flush just failed are left out.
         """
         now = self._host.now_ms()
-        everything = now >= self._all_flush_due_ms or self._stores.over
-        found = self._stores.unflushed() if everything else self._stores.unflushed_awake()
+        found = self._stores.unflushed_awake()
+        everything = now >= self._all_flush_due_ms or self._stores.looked_over
+        if everything:
+            found = self._stores.unflushed()
         left = {replica.superblock.key: replica for replica in found}
         if everything:
             self._all_flush_due_ms = now + REST_LOOK_MS
@@ -167,7 +169,7 @@ class Maintenance:
         self._flush_rests = {key: until for key, until in self._flush_rests.items() if until > now}
         left = {key: replica for key, replica in left.items() if key not in self._flush_rests}
         pinned = {pin.key for pin in self._log.pins(left, above_bytes=self._log_space.held_max)}
-        flushed = await self._flush_largest(left)
+        flushed = await self._flush_largest(left) if self._stores.looked_over else False
         for looked, (key, replica) in enumerate(tuple(left.items()), 1):
             await _give_way(looked)
             if key in left and self._is_due(replica, key in pinned):

@@ -137,6 +137,11 @@ class StoreMemory:
         return self._more_than(self.bytes_max)
 
     @property
+    def looked_over(self) -> bool:
+        """As `over`, but as of the last look, which `unflushed` and `unflushed_awake` take, too."""
+        return self._bytes > self.bytes_max
+
+    @property
     def full(self) -> bool:
         """Whether writes have to wait for flushes."""
         now = self._now_ms()

@@ -84,6 +84,7 @@ class Messenger:
             self._address_of,
             self._on_message,
             self._on_disconnect,
+            on_reconnect=replicas.peer_node_back,
             on_heard=self.quiet.heard,
             book=book,
             own_address=own_address,
@@ -199,9 +200,9 @@ class Messenger:
         if not (envelope.quiet and self.quiet.take(replica, sender, message)):
             replica.on_message(from_node, sender, message)
 
-    def _on_disconnect(self, node_id: NodeId, gone: bool) -> None:
+    def _on_disconnect(self, node_id: NodeId) -> None:
         self.quiet.lost(node_id)
         self.beating.lost(node_id)
         self.confirming.lost(node_id)
         self.following.lost(node_id)
-        self._replicas.peer_disconnected(node_id, gone)
+        self._replicas.peer_node_failed(node_id)

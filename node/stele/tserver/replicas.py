@@ -202,14 +202,16 @@ class Replicas:
         for noted in self._noted:
             noted[key] = replica
 
-    def peer_disconnected(self, node_id: NodeId, gone: bool) -> None:
-        """Tell the replicas that a connection to a node has ended. `gone`: the last one, so the node's process has
-        probably ended.
-
-        Otherwise only leaders are told, whose messages are lost. A follower would miss a leader that still leads.
-        """
+    def peer_node_failed(self, node_id: NodeId) -> None:
+        """Tell the replicas that the connection to a node was reset."""
         for replica in self._by_key.values():
-            if gone or replica.role is Role.LEADER:
+            replica.peer_node_failed(node_id)
+
+    def peer_node_back(self, node_id: NodeId) -> None:
+        """Have the leaders here probe their peers on a node at once: it is connected again, and what was sent meanwhile is
+        lost."""
+        for replica in self._by_key.values():
+            if replica.role is Role.LEADER:
                 replica.peer_node_failed(node_id)
 
     def fit_to_lead(self, fit: bool) -> None:
