@@ -19,7 +19,7 @@ from stele.master.patience import Patience
 from stele.master.port import swap
 from stele.master.records import TabletRecord
 from stele.model.errors import Code, Retryable
-from stele.model.ids import CATALOG_TABLET_ID, NodeId
+from stele.model.ids import CATALOG_TABLET_ID, NodeId, TabletId
 from stele.rpc.proto import master_pb2 as pb
 from tests.consensus.cluster import WAIT_S
 from tests.master.harness import (
@@ -334,6 +334,27 @@ async def test_a_new_leader_is_as_patient_as_the_one_before(tmp_path: Path, beyo
         assert w.catalog.tablets[row.tablet_id].state == "CREATING"
         w.shift_ms += 60_000 + 10_000
         await _idle_until(w, lambda: w.catalog.tablets[row.tablet_id].state == "REPLACED")
+
+
+async def test_a_new_leader_is_not_patient_because_nodes_were_gone(tmp_path: Path) -> None:
+    """Tablets of dead nodes are replaced after the shortest time, again and again. Five such rows stood for eight minutes."""
+    options = replace(OPTIONS, create_timeout_ms=60_000, alive_ms=3_600_000)
+    async with world(tmp_path, options) as w:
+        await ready(w)
+        table_id = await ordered(w)
+        (row,) = w.catalog.current_tablets(table_id)
+        catalog = w.lead.catalog
+        for between_s, times in ((65, 2), (125, 4), (245, 8), (100_000, 16)):
+            for number in range(5):
+                old = replace(
+                    row,
+                    tablet_id=TabletId(f"{number:032x}"),
+                    state="REPLACED",
+                    since_us=row.since_us - number * between_s * 1_000_000,
+                )
+                catalog.tablets[old.tablet_id] = old
+                catalog.tablets_of[table_id][old.tablet_id] = None
+            assert Patience(w.lead).times == times, between_s
 
 
 async def test_a_new_leader_gives_time_to_what_another_waited_for(tmp_path: Path) -> None:

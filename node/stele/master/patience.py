@@ -8,8 +8,6 @@ Invariant: nobody waits longer for nodes that are gone.
 
 from __future__ import annotations
 
-from collections import Counter
-
 from stele.master.leadership import Leadership
 from stele.master.records import TabletRecord
 
@@ -31,8 +29,10 @@ class Patience:
     def _inherit(self) -> None:
         """Take over the patience of the leader before, as far as rows tell of it.
 
-        Each REPLACED row beside a tablet that still does not run stands for a doubling. A tablet that is older than
-        `create_timeout_ms` was waited for. If its age is beyond all patience, it tells nothing.
+        The time between the last two replacements of a tablet that still does not run is at least what was given then,
+        and the next one may have got twice that. Their number tells nothing: nodes that are gone are replaced as often.
+        A tablet that is older than `create_timeout_ms` was waited for. If its age is beyond all patience, it tells
+        nothing.
         """
         catalog, now_us = self._lead.catalog, self._lead.wall_us()
         new = [
@@ -40,14 +40,21 @@ class Patience:
             for t in map(catalog.tablets.__getitem__, catalog.current)
             if t.state in ("PREPARING", "CREATING")
         ]
-        replaced: Counter[tuple[str, int]] = Counter()
+        replaced: dict[tuple[str, int], list[int]] = {}
         for table_id in dict.fromkeys(t.table_id for t in new):
             for row in map(catalog.tablets.__getitem__, catalog.tablets_of[table_id]):
                 if row.state == "REPLACED":
-                    replaced[row.table_id, row.ordinal] += 1
+                    replaced.setdefault((row.table_id, row.ordinal), []).append(row.since_us)
                     self._doubled_us = max(self._doubled_us, row.since_us)
         for row in new:
-            wanted = 1 << min(replaced[row.table_id, row.ordinal], PATIENCE_MAX.bit_length() - 1)
+            ended_us = sorted(replaced.get((row.table_id, row.ordinal), ()))
+            wanted = 2 if ended_us else 1
+            while (
+                wanted < PATIENCE_MAX
+                and ended_us[1:]
+                and self._timeout_us * wanted <= ended_us[-1] - ended_us[-2]
+            ):
+                wanted *= 2
             age_us = now_us - row.since_us if row.state == "CREATING" else 0
             while (
                 wanted < PATIENCE_MAX
