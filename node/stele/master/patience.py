@@ -29,8 +29,8 @@ class Patience:
     def _inherit(self) -> None:
         """Take over the patience of the leader before, as far as rows tell of it.
 
-        The time between the last two replacements of a tablet that still does not run is at least what was given then,
-        and the next one may have got twice that. Their number tells nothing: nodes that are gone are replaced as often.
+        If a tablet still does not run, the time between its last two replacements shows what was given then. The next one
+        may have got twice that. Their number tells nothing: tablets of nodes that are gone are replaced as often.
         A tablet that is older than `create_timeout_ms` was waited for. If its age is beyond all patience, it tells
         nothing.
         """
