@@ -57,7 +57,8 @@ class PeerTransport:
 
     `on_disconnect(node_id)` is called when the control stream to or from a node has ended, so messages on their way are
     lost. It is called again once all that came on the bulk stream from there was passed on. `on_reconnect(node_id)` is
-    called when the control stream to a node stands again, after it had ended or could not be opened. `on_heard` is called for each frame that arrives, before `on_message` is called for its messages."""
+    called when the control stream to a node stands again, after it had ended or could not be opened. `on_heard` is
+    called for each frame that arrives, before `on_message` is called for its messages."""
 
     def __init__(
         self,
